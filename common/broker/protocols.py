@@ -1,0 +1,123 @@
+"""The three seams of the broker. Each has a Redis implementation and an in-memory twin under one contract suite.
+
+Every method raises `BrokerUnavailable` when Redis cannot be reached in time, and nothing else of redis-py's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
+from common.messages.job import Job, PrefillTask
+from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The job stands in this worker's stream."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No worker has room; the job waits for one. `num_ahead` jobs stand before it."""
+
+    num_ahead: int
+
+
+class Whereabouts:
+    """Where a placement is, as far as Redis knows (constants)."""
+
+    WAITING = "waiting"
+    PLACED = "placed"
+    """In some worker's stream, not yet absorbed."""
+    UNKNOWN = "unknown"
+    """Absorbed by a worker, or lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A decode worker that a gateway proposes. `cost` is what the gateway knows against it (tokens)."""
+
+    worker: WorkerId
+    epoch: Epoch
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job read from a worker's stream."""
+
+    entry: EntryId
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A prefill task claimed from the stream."""
+
+    entry: EntryId
+    task: PrefillTask
+
+
+class Registry(Protocol):
+    """Who is there. A worker is alive for others while its last beat is younger than the TTL."""
+
+    async def beat(self, record: WorkerRecord, load: WorkerLoad) -> None:
+        """Register or renew a worker; a decode worker's beat also drops its absorbed jobs from its stream and moves
+        waiting jobs that now fit into it."""
+
+    async def leave(self, worker: WorkerId, epoch: Epoch) -> None:
+        """Remove a worker; nothing happens if its seat is taken by another epoch."""
+
+    async def workers(self) -> list[WorkerState]:
+        """Return the live workers of the model."""
+
+    async def publish_card(self, card: ModelCard) -> None:
+        """Make the model known to gateways."""
+
+    async def card(self) -> ModelCard | None:
+        """Return the model's card, or None if no worker has published one."""
+
+
+class JobQueue(Protocol):
+    """Jobs on their way from gateways to decode workers."""
+
+    async def place(self, job: Job, num_blocks: int, candidates: Sequence[Candidate]) -> Placed | Waiting:
+        """Append the job to the stream of the cheapest candidate with room for `num_blocks`, else let it wait.
+
+        Idempotent by (request, placement). A higher placement of a request removes its older ones.
+        """
+
+    async def withdraw(self, request: RequestId, placement: PlacementNumber) -> None:
+        """Remove the placement and older ones of that request from the waiting set and from every stream."""
+
+    async def whereabouts(self, request: RequestId, placement: PlacementNumber) -> str:
+        """Return one of the `Whereabouts` constants."""
+
+    async def read(self, worker: WorkerId, epoch: Epoch, after: EntryId | None, block_s: float) -> list[QueuedJob]:
+        """Return jobs addressed to that incarnation behind `after`, waiting up to `block_s` for the first one."""
+
+    async def beat_gateway(self, gateway: GatewayId) -> None:
+        """Renew the lease of a gateway; its waiting jobs vanish when it ends."""
+
+
+class TaskQueue(Protocol):
+    """Prefill tasks, pulled by prefill workers through a consumer group of their fingerprint."""
+
+    async def publish(self, task: PrefillTask, replaces: EntryId | None = None) -> EntryId:
+        """Append a task; delete the older try it replaces in the same step."""
+
+    async def claim(self, worker: WorkerId, epoch: Epoch, block_s: float) -> Delivery | None:
+        """Take the oldest unclaimed task, waiting up to `block_s`."""
+
+    async def delete(self, entry: EntryId) -> None:
+        """Acknowledge and delete a task in one step: only its author does this, or a claimer whose author is gone."""
+
+    async def abandoned(self, worker: WorkerId, epoch: Epoch, min_idle_s: float) -> list[Delivery]:
+        """Take over tasks that were claimed by anybody longer ago than `min_idle_s`."""
+
+    async def num_tasks(self) -> int:
+        """Return how many tasks stand in the stream, claimed ones included."""

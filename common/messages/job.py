@@ -1,0 +1,51 @@
+"""The two records that travel through Redis: a job for a decode worker and a prefill task for any prefill worker."""
+
+import msgspec
+
+from common.messages.ids import Epoch, GatewayId, ModelName, PlacementNumber, RequestId, TryNumber, WorkerId
+from common.messages.sampling import SamplingParams
+
+
+class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
+    """One placement of a request, addressed to one decode worker.
+
+    `prompt` holds the token ids of the prompt (`pack_ids`), or None when they are too many for Redis and travel directly
+    from the gateway on acceptance. `shown` holds the ids that the client has already received: they are continued, never
+    sampled again. `num_prompt_tokens` counts the prompt alone.
+    """
+
+    request: RequestId
+    placement: PlacementNumber
+    gateway: GatewayId
+    model: ModelName
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    prompt: bytes | None = None
+    shown: bytes = b""
+    cache_salt: str = ""
+    traceparent: str = ""
+
+    @property
+    def num_shown_tokens(self) -> int:
+        """How many tokens the client has been shown by earlier placements."""
+        return len(self.shown) // 4
+
+
+class PrefillTask(msgspec.Struct, frozen=True, tag="prefill_task", tag_field="kind"):
+    """An offer to prefill one sequence, published by the decode worker that has reserved the pages for it.
+
+    The ids are not here: the claimer receives them when it binds. `num_tokens` counts prompt and shown tokens; the
+    token to sample has index `num_tokens - num_prompt_tokens` among the generated ones.
+    """
+
+    request: RequestId
+    placement: PlacementNumber
+    try_number: TryNumber
+    author: WorkerId
+    author_epoch: Epoch
+    gateway: GatewayId
+    num_tokens: int
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    cache_salt: str = ""
+    traceparent: str = ""

@@ -1,0 +1,105 @@
+"""What processes publish about themselves: workers, their load, and the model that they serve."""
+
+import enum
+
+import msgspec
+
+from common.messages.ids import EntryId, Epoch, Fingerprint, ModelName, WorkerId
+
+
+class Role(enum.StrEnum):
+    """What a worker does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class WorkerHealth(enum.StrEnum):
+    """Life of a worker as others see it."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class TransferEndpoint(msgspec.Struct, frozen=True):
+    """Where a worker's pages can be fetched.
+
+    `socket` is the path of a unix socket that hands out the pool's memfd, None when shared memory is off. `host_id`
+    tells whether that socket can be on our host. `host`/`port` is the TCP page server.
+    """
+
+    host: str
+    port: int
+    host_id: str = ""
+    socket: str | None = None
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, tag="worker", tag_field="kind"):
+    """Who a worker is; constant for one epoch."""
+
+    worker: WorkerId
+    role: Role
+    epoch: Epoch
+    model: ModelName
+    fingerprint: Fingerprint
+    address: str
+    """host:port of the internal gRPC listener."""
+    pid: int
+    num_blocks: int
+    block_size: int
+    max_context: int
+    max_sequences: int
+    transfer: TransferEndpoint | None = None
+    metrics_address: str = ""
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
+    """How a worker is doing; sent with every heartbeat.
+
+    `blocks_free` counts blocks that can be taken now, unreferenced cached ones included; `blocks_cached` counts those
+    unreferenced cached ones alone. `num_reserved` counts sequences that hold pages but do not run (being received).
+    `absorbed` is the newest job read from the stream; `num_steps` grows with every engine step.
+    """
+
+    health: WorkerHealth
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_reserved: int = 0
+    num_steps: int = 0
+    absorbed: EntryId | None = None
+    loading_fraction: float = 0.0
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """A registry row: who, how loaded, and how long ago the last heartbeat came (in Redis time)."""
+
+    record: WorkerRecord
+    load: WorkerLoad
+    age_s: float
+
+
+class ModelCard(msgspec.Struct, frozen=True, tag="model_card", tag_field="kind"):
+    """All that a gateway needs to serve a model: published by its workers, so that gateways need no model files.
+
+    `tokenizer` is the zlib-compressed tokenizer.json. `eos_ids` is the union of the ids named by generation config,
+    tokenizer and model config. `chat_template` None: the model has none and chat is refused. `created` is unix seconds.
+    """
+
+    model: ModelName
+    fingerprint: Fingerprint
+    tokenizer: bytes
+    vocab_size: int
+    max_context: int
+    eos_ids: tuple[int, ...]
+    created: int
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+    add_bos: bool = False
+    default_temperature: float = 1.0
+    default_top_p: float = 1.0
+    default_top_k: int = 0

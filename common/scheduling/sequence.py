@@ -1,0 +1,61 @@
+"""A sequence: the tokens of one placement and how far their keys and values are computed.
+
+Owned by the engine thread of one worker; nobody else touches it. There are no phases: a sequence has `num_computed`
+tokens and wants to catch up with `num_tokens`. Chunked prefill, prefix hits, resumed and decoding sequences are that.
+"""
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from common.messages.ids import BlockId, PlacementNumber, RequestId
+from common.messages.sampling import SamplingParams
+
+
+class SequenceKey(NamedTuple):
+    """What a sequence is called in every queue, map and message of a worker."""
+
+    request: RequestId
+    placement: PlacementNumber
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended by itself."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """`token_ids` is prompt, then generated tokens (those shown by earlier placements included).
+
+    `block_ids[i]` holds the keys and values of tokens `[i * block_size, (i + 1) * block_size)`. The first `num_cached`
+    tokens came from the prefix cache. `arrival` orders sequences by age and survives preemption.
+    """
+
+    key: SequenceKey
+    token_ids: list[int]
+    num_prompt: int
+    sampling: SamplingParams
+    arrival: int
+    cache_salt: str = ""
+    block_ids: list[BlockId] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that the client receives: index of the next one to sample."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens whose keys and values are still missing."""
+        return len(self.token_ids) - self.num_computed
