@@ -9,8 +9,8 @@ from common.messages.sampling import SamplingParams
 class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     """One placement of a request, addressed to one decode worker.
 
-    `prompt` holds the token ids of the prompt (`pack_ids`), or None when they are too many for Redis and travel directly
-    from the gateway on acceptance. `shown` holds the ids that the client has already received: they are continued, never
+    `prompt` holds the token ids of the prompt (`pack_ids`), or None when they are too many for Redis and travel from
+    the gateway on acceptance. `shown` holds the ids that the client has already received: they are continued, never
     sampled again. `num_prompt_tokens` counts the prompt alone.
     """
 
