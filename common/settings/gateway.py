@@ -1,0 +1,28 @@
+"""What one gateway process is told."""
+
+from dataclasses import dataclass
+
+from common.errors import InvalidSetting
+from common.settings.process import ProcessSettings, require_secret
+from common.settings.readers import boolean, integer, port_number, size_bytes, text
+from common.settings.setting import setting
+
+DEFAULT_PORT = 8000
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayProcessSettings(ProcessSettings):
+    """The gateway of a Tandem cluster: OpenAI API, health and metrics on one port."""
+
+    host: str = setting("127.0.0.1", "address to listen on for clients", text)
+    port: int = setting(DEFAULT_PORT, "port for clients", port_number)
+    reuse_port: bool = setting(False, "let several gateways of one host share the port", boolean)
+    max_body: int = setting(32 * MIB, "largest request body, e.g. 32MiB", size_bytes)
+    max_concurrent_requests: int = setting(1024, "requests in progress before new ones get 503", integer(1))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_secret(self.secret)
+        if not self.host:
+            raise InvalidSetting("host", self.host, "must be an address")

@@ -1,0 +1,38 @@
+"""What one worker process, prefill or decode, is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import InvalidSetting
+from common.settings.engine import EngineSettings
+from common.settings.process import require_secret
+from common.settings.readers import NO_CORES, auto, core_list, path, port_number, text
+from common.settings.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(EngineSettings):
+    """A worker of a Tandem cluster."""
+
+    worker_id: str | None = setting(
+        None, "name of this worker's seat, e.g. decode-0; auto: by role and host", auto(text)
+    )
+    host: str = setting("127.0.0.1", "address to listen on for peers", text)
+    advertise_host: str | None = setting(None, "address that peers use to reach this worker; auto: --host", auto(text))
+    port: int = setting(0, "port of the internal listener; 0: any", port_number)
+    metrics_port: int = setting(0, "port of /metrics; 0: any", port_number)
+    socket_dir: Path | None = setting(
+        None, "folder of the sockets that hand out shared memory; auto: a new folder", auto(path)
+    )
+    cpus: tuple[int, ...] = setting(NO_CORES, "cores this worker is pinned to, e.g. 0-3; none: not pinned", core_list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_secret(self.secret)
+        if not self.host:
+            raise InvalidSetting("host", self.host, "must be an address")
+
+    @property
+    def reachable_host(self) -> str:
+        """Address under which peers reach this worker."""
+        return self.advertise_host or self.host
