@@ -1,0 +1,116 @@
+# Everything one does with a checkout. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+PORT ?= 8000
+STATE_DIR ?= .tandem
+URL ?= http://127.0.0.1:$(PORT)
+export QUESTION ?= Why is the sky blue?
+
+# Which torch to install: see README, "Installing torch".
+export TORCH ?= cpu
+export TORCH_INDEX_URL ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps
+PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
+	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) proto/*.proto
+
+.PHONY: help setup setup-dev up down status chat test check fmt proto proto-check lock bench clean distclean
+
+help: ## list these targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+## ---- set up --------------------------------------------------------------------------------------------------------
+
+setup: .venv/.runtime .venv/.project ## create .venv with the pinned packages and the command .venv/bin/tandem
+
+setup-dev: .venv/.dev .venv/.project
+
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || { echo "Creating .venv"; $(PYTHON) -m venv .venv; }
+	@touch $@
+
+.venv/.torch: .venv/.created deploy/install_torch.py
+	@echo "Installing torch ($(TORCH) build)"
+	@$(BIN)/python deploy/install_torch.py
+	@touch $@
+
+.venv/.runtime: requirements.lock .venv/.torch
+	@echo "Installing the pinned packages"
+	@$(PIP) -r requirements.lock
+	@touch $@
+
+.venv/.dev: requirements-dev.lock .venv/.runtime
+	@echo "Installing the tools for tests and checks"
+	@$(PIP) -r requirements-dev.lock
+	@touch $@
+
+.venv/.project: pyproject.toml .venv/.runtime
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+## ---- run -----------------------------------------------------------------------------------------------------------
+
+up: setup ## start Redis, one prefill worker, one decode worker and a gateway; stream one answer
+	@$(BIN)/tandem up --detach --state-dir $(STATE_DIR) --port $(PORT)
+	@printf '\n> %s\n' "$$QUESTION"
+	@printf '%s\n' "$$QUESTION" | $(BIN)/tandem chat --url $(URL)
+	@printf '\n%s\n' "Tandem is up at $(URL). Talk to it:"
+	@printf '  %s\n' "make chat" \
+		"curl $(URL)/v1/chat/completions -H 'content-type: application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"stream\": true}'" \
+		"OpenAI(base_url=\"$(URL)/v1\", api_key=\"none\")"
+	@printf '%s\n' "Look at it: make status   Stop it: make down"
+
+down: ## stop everything that `make up` started
+	@$(BIN)/tandem down --state-dir $(STATE_DIR)
+
+status: ## every process with its role, health, blocks and queues
+	@$(BIN)/tandem status --state-dir $(STATE_DIR)
+
+chat: setup ## chat with the running model in the terminal
+	@$(BIN)/tandem chat --url $(URL)
+
+bench: setup ## load the running gateway and print tokens/s and latencies
+	@$(BIN)/tandem bench serve --url $(URL) --concurrency 8 --requests 64 --input-tokens 128 --output-tokens 64
+
+## ---- develop -------------------------------------------------------------------------------------------------------
+
+test: setup-dev ## the full default test suite
+	@$(BIN)/pytest
+
+test-%: setup-dev ## one kind of tests: test-unit, test-property, test-contract, test-golden, test-e2e, ...
+	@$(BIN)/pytest tests/$*
+
+check: setup-dev proto-check ## format, lint, types, import contracts, generated stubs, locks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python deploy/locks.py --check
+
+fmt: setup-dev ## format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: setup-dev ## generate the stubs from proto/*.proto
+	$(call PROTOC,.)
+
+proto-check: setup-dev
+	@wanted=$$(mktemp -d) && trap 'rm -rf "$$wanted"' EXIT && $(call PROTOC,$$wanted) \
+		&& for file in "$$wanted"/proto/*; do \
+			cmp -s "$$file" "proto/$${file##*/}" || { echo "proto/$${file##*/} is out of date: run make proto"; exit 1; }; \
+		done
+
+lock: setup-dev ## write the lock files from pyproject.toml and what is installed
+	$(BIN)/python deploy/locks.py
+
+clean: ## remove caches and build outputs
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## also remove .venv
+	@rm -rf .venv
