@@ -1,0 +1,275 @@
+"""The cluster as an `Engine`: places requests on decode workers through Redis and streams what they answer.
+
+Life of a request: placed (or waiting for room) -> accepted by a worker -> tokens -> one terminal event. A placement that
+is lost on the way is followed by another that continues the shown tokens, until the request's failure budget is spent.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any
+
+import grpc
+
+from common.broker.protocols import Candidate, JobQueue, Placed, Whereabouts
+from common.errors import (
+    BrokerUnavailable,
+    GenerationFailed,
+    InvalidLogits,
+    InvalidRequest,
+    Overloaded,
+    WorkerLost,
+)
+from common.messages.codec import pack_ids
+from common.messages.ids import GatewayId, RequestId
+from common.messages.job import Job
+from common.messages.registry import ModelCard, WorkerState
+from gateway.engine import EndOfStream, GenerateEvent, GenerateRequest, Readiness, TokenDelta
+from gateway.feeds import Feeds
+from gateway.roster import Roster
+from gateway.streams import PlacementFailed, PlacementLost, Source, Stream, StreamItem
+from proto import worker_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+MAX_CANDIDATES = 8
+MAX_INLINE_BYTES = 4096
+"""Longer prompts travel directly to the worker that accepted the job; Redis holds small records."""
+
+ACCEPT_CHECK_S = 1.0
+MAX_UNACCEPTED_CHECKS = 5
+"""So often may a placed job be neither accepted nor findable before it is placed again."""
+
+FAILOVER_WAIT_S = 30.0
+"""How long a request that lost its worker waits for another one."""
+
+RPC_TIMEOUT_S = 2.0
+
+
+class Dispatcher:
+    """Implements `gateway.engine.Engine` over a cluster."""
+
+    def __init__(self, gateway: GatewayId, max_failures: int) -> None:
+        self._gateway = gateway
+        self._max_failures = max_failures
+        self._streams: dict[RequestId, Stream] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self.roster: Roster
+        self.feeds: Feeds
+
+    def attach(self, roster: Roster, feeds: Feeds) -> None:
+        """Connect to the cluster's view; called once before the first request."""
+        self.roster = roster
+        self.feeds = feeds
+
+    @property
+    def num_streams(self) -> int:
+        """Requests under way."""
+        return len(self._streams)
+
+    async def models(self) -> Sequence[ModelCard]:
+        """Return the models that have workers."""
+        cards = self.roster.cards()
+        if not cards and not self.roster.is_fresh:
+            raise BrokerUnavailable("the registry does not answer")
+        return cards
+
+    def readiness(self) -> Readiness:
+        """Return whether some decode worker is connected and the registry answers."""
+        if not self.roster.is_fresh:
+            return Readiness(is_ready=False, reason="the registry does not answer")
+        if not any(self.roster.decode_workers(model) for model in self.roster.models):
+            return Readiness(is_ready=False, reason="no decode worker is ready")
+        return Readiness(is_ready=True)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield the answer; see `Engine.generate`."""
+        stream = Stream(request)
+        self._streams[request.request] = stream
+        try:
+            await self._place(stream)
+            while True:
+                item = await self._next(stream)
+                match item:
+                    case TokenDelta():
+                        yield item
+                    case EndOfStream():
+                        stream.is_over = True
+                        yield item
+                        return
+                    case PlacementLost(reason):
+                        end = await self._place_again(stream, reason)
+                        if end is not None:
+                            yield end
+                            return
+                    case PlacementFailed(code, message):
+                        stream.is_over = True
+                        raise _failure(code, message)
+        finally:
+            del self._streams[request.request]
+            if not stream.is_over:
+                self._cancel(stream)
+
+    def take(self, source: Source, event: pb.FeedEvent) -> None:
+        """Take an event from a feed."""
+        stream = self._streams.get(RequestId(event.request))
+        if stream is None or not stream.take(source, event):
+            self._refuse(source, event)
+        elif event.HasField("accepted") and event.accepted.needs_prompt:
+            self._spawn(self._send_prompt(source, stream))
+
+    def lose(self, source: Source, reason: str) -> None:
+        """A worker's feed is broken."""
+        for stream in self._streams.values():
+            stream.lose(source, reason)
+
+    async def _next(self, stream: Stream) -> StreamItem:
+        """Wait for the next item; while nobody has accepted the placement, make sure that it is somewhere."""
+        if not stream.bound.is_set() and (lost := await self._await_acceptance(stream)) is not None:
+            return lost
+        return await stream.next()
+
+    async def _await_acceptance(self, stream: Stream) -> PlacementLost | None:
+        num_unknown = 0
+        num_checks = 0
+        while not stream.bound.is_set():
+            try:
+                async with asyncio.timeout(ACCEPT_CHECK_S):
+                    await stream.bound.wait()
+                    return None
+            except TimeoutError:
+                num_checks += 1
+            where = await self._whereabouts(stream)
+            if where == Whereabouts.WAITING:
+                self._check_wait(stream, num_checks)
+                continue
+            num_unknown += 1
+            is_gone = stream.target is not None and not self.feeds.is_connected(stream.target)
+            if is_gone or num_unknown > (MAX_UNACCEPTED_CHECKS if where == Whereabouts.PLACED else 1):
+                return PlacementLost("no worker has accepted the request in time")
+        return None
+
+    def _check_wait(self, stream: Stream, num_checks: int) -> None:
+        if stream.num_failures and num_checks * ACCEPT_CHECK_S > FAILOVER_WAIT_S:
+            raise WorkerLost("the worker that held this request is gone and no other one took over")
+
+    async def _whereabouts(self, stream: Stream) -> str:
+        try:
+            return await self._jobs(stream).whereabouts(stream.request.request, stream.placement)
+        except BrokerUnavailable:
+            return Whereabouts.PLACED  # cannot tell: wait on
+
+    async def _place_again(self, stream: Stream, reason: str) -> EndOfStream | None:
+        """Start another placement that continues what was shown; return the end if nothing is left to continue."""
+        stream.num_failures += 1
+        logger.warning("placement %d lost: %s", stream.placement, reason)
+        end = stream.finished_by_shown()
+        if end is not None:
+            return end
+        if stream.num_failures > self._max_failures:
+            raise WorkerLost(f"the request failed {stream.num_failures} times, last because {reason}")
+        self._cancel(stream)
+        await self._place(stream)
+        return None
+
+    async def _place(self, stream: Stream) -> None:
+        request = stream.request
+        workers = self.roster.decode_workers(request.model)
+        if not workers and stream.num_failures == 0:
+            raise Overloaded("no decode worker is ready to take the request", retry_after_s=2.0)
+        stream.begin_placement()
+        num_tokens = len(request.prompt_ids) + len(stream.shown)
+        candidates = [Candidate(state.record.worker, state.record.epoch) for state in workers[:MAX_CANDIDATES]]
+        num_blocks = _blocks_needed(workers, num_tokens) if workers else 1
+        placed = await self._jobs(stream).place(self._job(stream), num_blocks, candidates)
+        if isinstance(placed, Placed):
+            stream.target = Source(placed.worker, placed.epoch)
+
+    def _job(self, stream: Stream) -> Job:
+        request = stream.request
+        prompt = pack_ids(request.prompt_ids)
+        return Job(
+            request=request.request,
+            placement=stream.placement,
+            gateway=self._gateway,
+            model=request.model,
+            num_prompt_tokens=len(request.prompt_ids),
+            sampling=request.sampling,
+            prompt=prompt if len(prompt) <= MAX_INLINE_BYTES else None,
+            shown=pack_ids(stream.shown),
+            cache_salt=request.cache_salt,
+            traceparent=request.traceparent,
+        )
+
+    def _jobs(self, stream: Stream) -> JobQueue:
+        view = self.roster.view(stream.request.model)
+        assert view is not None  # a request is only made for a model with a card
+        return view.jobs
+
+    def _cancel(self, stream: Stream) -> None:
+        """Release the current placement everywhere, in the background."""
+        source = stream.source or stream.target
+        if source is not None:
+            self._spawn(self._send_cancel(source, stream.request.request, stream.placement))
+        if stream.source is None:
+            self._spawn(self._withdraw(self._jobs(stream), stream.request.request, stream.placement))
+
+    def _refuse(self, source: Source, event: pb.FeedEvent) -> None:
+        """Tell a worker that its placement is outdated, once, when it would go on otherwise."""
+        if event.WhichOneof("event") == "accepted":
+            self._spawn(self._send_cancel(source, RequestId(event.request), event.placement))
+
+    async def _send_cancel(self, source: Source, request: RequestId, placement: int) -> None:
+        stub = self.feeds.stub(source)
+        if stub is None:
+            return
+        try:
+            await stub.Cancel(pb.CancelRequest(request=request, placement=placement), timeout=RPC_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            logger.info("cancel not delivered to %s: %s", source.worker, error.code().name)
+
+    async def _withdraw(self, jobs: JobQueue, request: RequestId, placement: int) -> None:
+        try:
+            await jobs.withdraw(request, placement)  # type: ignore[arg-type] # a placement number by construction
+        except BrokerUnavailable as error:
+            logger.info("job not withdrawn: %s", error)
+
+    async def _send_prompt(self, source: Source, stream: Stream) -> None:
+        stub = self.feeds.stub(source)
+        request = pb.PromptRequest(
+            request=stream.request.request, placement=stream.placement, ids=pack_ids(stream.request.prompt_ids)
+        )
+        try:
+            if stub is not None:
+                await stub.Prompt(request, timeout=RPC_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            stream.lose(source, f"the prompt was not delivered ({error.code().name})")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _blocks_needed(workers: Sequence[WorkerState], num_tokens: int) -> int:
+    """Return the blocks for the prompt and one step; raise if no worker's whole pool would hold them."""
+    largest = max(workers, key=lambda state: state.record.num_blocks).record
+    num_blocks = -(-(num_tokens + 1) // largest.block_size)
+    if num_blocks > largest.num_blocks:
+        capacity = largest.num_blocks * largest.block_size
+        raise InvalidRequest(
+            f"The prompt of {num_tokens} tokens exceeds the KV capacity of {capacity} tokens of every worker.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    return num_blocks
+
+
+def _failure(code: str, message: str) -> GenerationFailed | InvalidRequest:
+    match code:
+        case "invalid_logits":
+            return InvalidLogits(message)
+        case "invalid_request" | "too_long":
+            return InvalidRequest(message, code=code)
+        case _:
+            return GenerationFailed(message)

@@ -1,0 +1,93 @@
+"""Chat messages on their way from the request to the template: typed in, plain dictionaries out.
+
+Rules: text parts are joined as they are; absent content is the empty text, never the word None; `developer` is called
+`system`, which every template knows; a tool call's arguments are an object if they can be read as one, else text.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from common.errors import InvalidRequest
+from gateway.schemas.chat import ChatMessage, ContentPart, ToolCall
+
+TemplateMessage = dict[str, Any]
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
+    """Return what the chat template sees; raises `InvalidRequest` naming the message that cannot be served."""
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, param: str) -> TemplateMessage:
+    if message.content is None and message.role != "assistant":
+        raise InvalidRequest(f"`{param}.content` is required for role '{message.role}'.", param=f"{param}.content")
+    seen: TemplateMessage = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _text_of(message.content, f"{param}.content"),
+    }
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+    seen.update({key: value for key, value in optional.items() if value is not None})
+    if message.tool_calls:
+        seen["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    return seen
+
+
+def _text_of(content: str | list[ContentPart] | None, param: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(_text_of_part(part, f"{param}[{index}]") for index, part in enumerate(content))
+
+
+def _text_of_part(part: ContentPart, param: str) -> str:
+    match part.type:
+        case "text":
+            text = part.text
+        case "refusal":
+            text = part.refusal
+        case _:
+            raise InvalidRequest(
+                f"`{param}`: only parts of type 'text' are served; this model takes no other media.",
+                param=param,
+                code="unsupported_content",
+            )
+    if text is None:
+        raise InvalidRequest(f"`{param}` has no text.", param=param)
+    return text
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id or "",
+        "type": call.type or "function",
+        "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+    }
+
+
+def _arguments(written: Any) -> dict[str, Any] | str:  # noqa: ANN401 - clients put anything into old arguments
+    match written:
+        case None:
+            return ""
+        case dict():
+            return written
+        case str():
+            return _object_or_text(written)
+        case _:
+            return msgspec.json.encode(written).decode()
+
+
+def _object_or_text(text: str) -> dict[str, Any] | str:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    if value is None:
+        return ""
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,101 @@
+"""What a gateway knows of the cluster: models, their cards and their workers, read from the registry twice a second."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from common.broker.protocols import JobQueue, Registry
+from common.errors import BrokerUnavailable
+from common.messages.ids import GatewayId, ModelName
+from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerState
+from gateway.feeds import Feeds
+from gateway.streams import Source
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 0.5
+FRESH_S = 3.0
+"""A view older than this is no ground for saying that the cluster is ready."""
+
+
+@dataclass(eq=False, slots=True)
+class ModelView:
+    """One model of the cluster."""
+
+    registry: Registry
+    jobs: JobQueue
+    card: ModelCard | None = None
+    workers: list[WorkerState] = field(default_factory=list)
+
+
+class Roster:
+    """Keeps the view and the feeds up to date. While Redis is away the last view stays and readiness says so."""
+
+    def __init__(
+        self,
+        gateway: GatewayId,
+        feeds: Feeds,
+        list_models: Callable[[], Awaitable[list[ModelName]]],
+        open_model: Callable[[ModelName], ModelView],
+    ) -> None:
+        self._gateway = gateway
+        self._feeds = feeds
+        self._list_models = list_models
+        self._open_model = open_model
+        self._views: dict[ModelName, ModelView] = {}
+        self._refreshed_at: float | None = None
+
+    async def watch(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except BrokerUnavailable as error:
+                logger.warning("registry unavailable: %s", error)
+            await asyncio.sleep(REFRESH_S)
+
+    async def refresh(self) -> None:
+        """Read the registry now and renew our own lease."""
+        for model in await self._list_models():
+            view = self._views.setdefault(model, self._open_model(model))
+            view.workers = await view.registry.workers()
+            view.card = await view.registry.card() or view.card
+            await view.jobs.beat_gateway(self._gateway)
+        self._refreshed_at = time.monotonic()
+        self._feeds.follow(state.record for view in self._views.values() for state in view.workers)
+
+    def view(self, model: ModelName) -> ModelView | None:
+        """Return what is known of a model."""
+        return self._views.get(model)
+
+    def cards(self) -> list[ModelCard]:
+        """Return the cards of the models that have workers."""
+        return [view.card for view in self._views.values() if view.card is not None and view.workers]
+
+    def decode_workers(self, model: ModelName) -> list[WorkerState]:
+        """Return the decode workers that can take a job now, the least loaded first."""
+        view = self._views.get(model)
+        if view is None:
+            return []
+        usable = [state for state in view.workers if self._is_usable(state)]
+        return sorted(usable, key=lambda state: state.load.num_running + state.load.num_waiting)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the registry has answered lately."""
+        return self._refreshed_at is not None and time.monotonic() - self._refreshed_at < FRESH_S
+
+    @property
+    def models(self) -> list[ModelName]:
+        """Return the names seen so far."""
+        return list(self._views)
+
+    def _is_usable(self, state: WorkerState) -> bool:
+        record = state.record
+        return (
+            record.role is Role.DECODE
+            and state.load.health is WorkerHealth.READY
+            and self._feeds.is_connected(Source(record.worker, record.epoch))
+        )

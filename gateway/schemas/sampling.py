@@ -1,0 +1,48 @@
+"""The request fields that chat and text completions share. None means: the client did not say."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 512
+MAX_STOP_IDS = 128
+MAX_SALT_CHARS = 256
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream carries besides the text."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of both kinds of completion, with the ranges of the OpenAI description (and vLLM's names beyond it)."""
+
+    model: str
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    """-1, 0 and anything from the vocabulary's size up: off."""
+    min_p: Probability | None = None
+    seed: Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_IDS)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)] | None = None

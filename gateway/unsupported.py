@@ -1,0 +1,117 @@
+"""Known request fields that this version does not serve, and the values of them that ask for nothing.
+
+A known field that would change the answer is refused, never ignored; an unknown field is ignored with a log entry.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from common.errors import InvalidRequest
+from gateway.body import decode_field
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a field is refused unless its value is one of `harmless` (null always is)."""
+
+    reason: str = "is not supported yet"
+    harmless: tuple[Any, ...] = ()
+
+    def admits(self, value: object) -> bool:
+        """Whether the value asks for nothing. Compares types too: False is not 0."""
+        return any(type(value) is type(other) and value == other for other in self.harmless)
+
+
+NOT_YET = Refusal()
+RESERVED = Refusal("is decided by the server, not by the request")
+OFF = Refusal(harmless=(False,))
+EMPTY = Refusal(harmless=([], {}, ""))
+
+_SHARED: Mapping[str, Refusal] = {
+    "logit_bias": EMPTY,
+    "best_of": Refusal(harmless=(1,)),
+    "use_beam_search": OFF,
+    "length_penalty": Refusal(harmless=(1, 1.0)),
+    "prompt_logprobs": NOT_YET,
+    "skip_special_tokens": Refusal(harmless=(True,)),
+    "spaces_between_special_tokens": Refusal(harmless=(True,)),
+    "include_stop_str_in_output": OFF,
+    "truncate_prompt_tokens": NOT_YET,
+    "allowed_token_ids": EMPTY,
+    "bad_words": EMPTY,
+    "logits_processors": EMPTY,
+    "add_special_tokens": RESERVED,
+    "response_format": Refusal(harmless=({"type": "text"},)),
+    "structured_outputs": NOT_YET,
+    "guided_json": NOT_YET,
+    "guided_regex": NOT_YET,
+    "guided_choice": NOT_YET,
+    "guided_grammar": NOT_YET,
+    "guided_decoding_backend": NOT_YET,
+    "return_token_ids": OFF,
+    "priority": Refusal(harmless=(0,)),
+    "chat_template": RESERVED,
+    "chat_template_args": RESERVED,
+    "tokenizer": RESERVED,
+    "tokenize": RESERVED,
+    "extra_body": Refusal("belongs into the client library: its content goes to the top level of the body"),
+}
+
+CHAT_REFUSED: Mapping[str, Refusal] = {
+    **_SHARED,
+    "logprobs": OFF,
+    "top_logprobs": NOT_YET,
+    "functions": EMPTY,
+    "function_call": Refusal(harmless=("none", "auto")),
+    "modalities": Refusal(harmless=(["text"],)),
+    "audio": NOT_YET,
+    "prediction": NOT_YET,
+    "reasoning_effort": NOT_YET,
+    "verbosity": NOT_YET,
+    "web_search_options": NOT_YET,
+    "store": OFF,
+    "echo": OFF,
+    "continue_final_message": OFF,
+    "add_generation_prompt": RESERVED,
+    "documents": RESERVED,
+    "thinking": NOT_YET,
+}
+
+COMPLETION_REFUSED: Mapping[str, Refusal] = {
+    **_SHARED,
+    "logprobs": NOT_YET,
+    "echo": OFF,
+    "suffix": Refusal(harmless=("",)),
+    "prompt_embeds": NOT_YET,
+    "chat_template_kwargs": Refusal("has no meaning without messages", harmless=({},)),
+}
+
+WITHOUT_EFFECT = frozenset(
+    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+)
+"""Known fields that never change an answer: accepted in silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldPolicy:
+    """What one endpoint does with each top-level field."""
+
+    served: frozenset[str]
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
+
+    def refuse(self, fields: dict[str, msgspec.Raw]) -> None:
+        """Raise `InvalidRequest` for the first field that asks for something we do not serve."""
+        for name in fields:
+            refusal = self.refused.get(name)
+            if refusal is None:
+                continue
+            value = decode_field(fields, name)
+            if value is not None and not refusal.admits(value):
+                raise InvalidRequest(f"`{name}` {refusal.reason}.", param=name, code="unsupported_parameter")
+
+    def unknown(self, names: Collection[str]) -> list[str]:
+        """Return the names that nobody knows, sorted."""
+        return sorted(set(names) - self.served - self.refused.keys() - WITHOUT_EFFECT)
