@@ -1,7 +1,7 @@
 """The cluster as an `Engine`: places requests on decode workers through Redis and streams what they answer.
 
-Life of a request: placed (or waiting for room) -> accepted by a worker -> tokens -> one terminal event. A placement that
-is lost on the way is followed by another that continues the shown tokens, until the request's failure budget is spent.
+Life of a request: placed (or waiting for room) -> accepted by a worker -> tokens -> one terminal event. A placement
+that is lost is followed by another that continues the shown tokens, until the failure budget is spent.
 """
 
 import asyncio

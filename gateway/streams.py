@@ -1,7 +1,7 @@
 """One request as its gateway sees it: which tokens the client has, and which worker may add to them.
 
-A token is (request, placement, index). Only the next index is taken, only from the current placement's worker (the first
-token also from the prefill worker's early copy), and only if the worker continued the very ids that were shown.
+A token is (request, placement, index). Only the next index is taken, only from the worker of the current placement
+(token 1 also from the early copy), and only if that worker continued the very ids that were shown.
 """
 
 import asyncio

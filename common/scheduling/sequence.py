@@ -8,15 +8,20 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from common.messages.ids import BlockId, PlacementNumber, RequestId
+from common.cache.prefix import HashChain
+from common.messages.ids import BlockId, PlacementNumber, RequestId, TryNumber
 from common.messages.sampling import SamplingParams
 
 
 class SequenceKey(NamedTuple):
-    """What a sequence is called in every queue, map and message of a worker."""
+    """What a sequence is called in every queue, map and message of a worker.
+
+    A prefill worker tells the tries of a placement apart; on a decode worker they are one sequence.
+    """
 
     request: RequestId
     placement: PlacementNumber
+    try_number: TryNumber = TryNumber(0)
 
 
 class FinishReason(enum.StrEnum):
@@ -44,6 +49,10 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    hash_chain: HashChain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hash_chain = HashChain(self.cache_salt)
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,156 @@
+"""The engine thread of a worker: the only thread that touches its pool, its scheduler and its tensors.
+
+The asyncio edge talks to it by two queues: commands in, reports out. One step:
+
+    obey(commands) -> plan -> run -> settle
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from common.scheduling.plan import StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+_CommandT_contra = TypeVar("_CommandT_contra", contravariant=True)
+_EventT_co = TypeVar("_EventT_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How full the engine is, as of the end of a step (fields as in `WorkerLoad`)."""
+
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    num_running: int = 0
+    num_waiting: int = 0
+    num_reserved: int = 0
+    num_steps: int = 0
+    absorbed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport(Generic[EventT]):
+    """What happened since the last report. `step_s` and `num_tokens` are 0 when no step ran."""
+
+    events: tuple[EventT, ...]
+    load: EngineLoad
+    step_s: float = 0.0
+    num_tokens: int = 0
+
+
+class Core(Protocol[_CommandT_contra, _EventT_co]):
+    """The policy that an engine thread drives; never called from another thread."""
+
+    def obey(self, command: _CommandT_contra) -> Iterable[_EventT_co]:
+        """Change state as told; return what the edge must know."""
+
+    def plan(self) -> tuple[StepPlan, Iterable[_EventT_co]]:
+        """Decide the next step; empty when there is nothing to compute."""
+
+    def settle(self, plan: StepPlan, result: StepResult) -> Iterable[_EventT_co]:
+        """Take in what a step computed."""
+
+    def load(self, num_steps: int) -> EngineLoad:
+        """Return how full the engine is."""
+
+
+class Runner(Protocol):
+    """Computes a plan."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Return the sampled tokens."""
+
+
+class EngineThread(Generic[CommandT, EventT]):
+    """Runs a core until stopped. Commands are obeyed between steps, in order.
+
+    Reports arrive on the loop that called `start`. If a step raises, `on_crash` is called there and the thread ends:
+    what the device holds then is unknown, so the process should leave.
+    """
+
+    def __init__(self, core: Core[CommandT, EventT], runner: Runner) -> None:
+        self._core = core
+        self._runner = runner
+        self._commands: queue.SimpleQueue[CommandT | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._num_steps = 0
+        self._is_stopping = False
+
+    def start(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_report: Callable[[StepReport[EventT]], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        """Start the thread; both callbacks run on `loop`."""
+
+        def work() -> None:
+            try:
+                self._work(lambda report: _call_soon(loop, on_report, report))
+            except BaseException as error:  # root of a thread: handed to the loop
+                logger.exception("the engine thread failed")
+                _call_soon(loop, on_crash, error)
+
+        self._thread = threading.Thread(target=work, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, command: CommandT) -> None:
+        """Queue a command; callable from any thread."""
+        self._commands.put(command)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the thread after the running step; blocks up to `timeout_s`."""
+        self._commands.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _work(self, report: Callable[[StepReport[EventT]], None]) -> None:
+        is_idle = True
+        report(StepReport((), self._core.load(0)))
+        while not self._is_stopping:
+            events = self._obey(wait=is_idle)
+            plan, planned = self._core.plan()
+            events.extend(planned)
+            is_idle = not plan
+            if is_idle:
+                report(StepReport(tuple(events), self._core.load(self._num_steps)))
+                continue
+            if events:  # the edge may act on them while the step runs
+                report(StepReport(tuple(events), self._core.load(self._num_steps)))
+            report(self._step(plan))
+
+    def _obey(self, *, wait: bool) -> list[EventT]:
+        events: list[EventT] = []
+        if wait:
+            self._take(self._commands.get(), events)
+        while not self._commands.empty():
+            self._take(self._commands.get(), events)
+        return events
+
+    def _take(self, command: CommandT | None, events: list[EventT]) -> None:
+        if command is None:
+            self._is_stopping = True
+        else:
+            events.extend(self._core.obey(command))
+
+    def _step(self, plan: StepPlan) -> StepReport[EventT]:
+        started = time.perf_counter()
+        result = self._runner.run(plan)
+        events = tuple(self._core.settle(plan, result))
+        self._num_steps += 1
+        return StepReport(events, self._core.load(self._num_steps), time.perf_counter() - started, plan.num_tokens)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, *arguments)

@@ -1,0 +1,163 @@
+"""The decode worker's policy inside the engine thread: commands from the edge, events for it.
+
+Pages that a receiver may be writing into have two owners, the sequence and the receiver; the receiver's share ends with
+`LetGo`, so a cancelled sequence's pages reach nobody else while a copy is still running.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
+from common.messages.ids import BlockId, EntryId
+from common.runtime.engine import EngineLoad
+from common.scheduling.emission import Emission
+from common.scheduling.plan import StepPlan, StepResult
+from common.scheduling.sequence import Sequence, SequenceKey
+from decode_worker.scheduler import DecodeScheduler, Intake
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Take over a sequence; it may be prefilled elsewhere if `may_go_remote`."""
+
+    sequence: Sequence
+    may_go_remote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Absorb:
+    """The job of this stream entry has been taken in by the commands before this one."""
+
+    entry: EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Every page of the sequence is in place and `token` is its next one: decode on."""
+
+    key: SequenceKey
+    token: int
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class FallBack:
+    """Prefill the sequence here after all; no copy into its pages runs any more."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget the sequence, whatever its state."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """The receiver has stopped writing into the sequence's pages for good."""
+
+    key: SequenceKey
+
+
+Command = Admit | Absorb | Activate | FallBack | Cancel | LetGo
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Pages are set aside for a remote prefill: `block_ids` hold the blocks from `first_block` on."""
+
+    key: SequenceKey
+    first_block: int
+    block_ids: tuple[BlockId, ...]
+
+
+Event = Reserved | Emission
+
+
+class DecodeCore:
+    """Drives a `DecodeScheduler`; see `common.runtime.engine.Core`."""
+
+    def __init__(
+        self, scheduler: DecodeScheduler, pool: BlockPool, prefix: PrefixCache, local_prefill_max_tokens: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._prefix = prefix
+        self._local_prefill_max_tokens = local_prefill_max_tokens
+        self._lent: dict[SequenceKey, tuple[BlockId, ...]] = {}
+        self._absorbed: EntryId | None = None
+
+    def obey(self, command: Command) -> Iterable[Event]:
+        """Apply one command."""
+        match command:
+            case Admit():
+                return self._admit(command)
+            case Absorb(entry):
+                self._absorbed = entry
+            case Activate(key, token, num_cached):
+                return self._activate(key, token, num_cached)
+            case FallBack(key):
+                self._scheduler.fall_back(key)
+            case Cancel(key):
+                self._scheduler.cancel(key)
+            case LetGo(key):
+                self._let_go(key)
+            case _:
+                assert_never(command)
+        return ()
+
+    def plan(self) -> tuple[StepPlan, Iterable[Event]]:
+        """Reserve pages for remote prefills that fit now, then plan a step."""
+        reserved = [self._lend(sequence) for sequence in self._scheduler.admit()]
+        return self._scheduler.plan(), reserved
+
+    def settle(self, plan: StepPlan, result: StepResult) -> Iterable[Event]:
+        """Return the tokens of the step."""
+        return self._scheduler.settle(plan, result)
+
+    def load(self, num_steps: int) -> EngineLoad:
+        """Return how full the engine is."""
+        return EngineLoad(
+            blocks_total=self._pool.num_total,
+            blocks_free=self._pool.num_free,
+            blocks_cached=self._pool.num_cached,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_reserved=self._scheduler.num_reserved,
+            num_steps=num_steps,
+            absorbed=self._absorbed,
+        )
+
+    def _admit(self, command: Admit) -> Iterator[Event]:
+        sequence = command.sequence
+        is_remote = command.may_go_remote and self._num_uncached(sequence) > self._local_prefill_max_tokens
+        refusal = self._scheduler.add(sequence, Intake.REMOTE if is_remote else Intake.LOCAL)
+        if refusal is not None:
+            yield refusal
+
+    def _num_uncached(self, sequence: Sequence) -> int:
+        hit = self._prefix.match(sequence.token_ids, sequence.cache_salt, sequence.num_tokens - 1)
+        self._pool.release(hit)
+        return sequence.num_tokens - len(hit) * self._prefix.block_size
+
+    def _activate(self, key: SequenceKey, token: int, num_cached: int) -> Iterable[Event]:
+        sequence = self._scheduler.sequence(key)
+        if sequence is None:  # cancelled meanwhile
+            return ()
+        sequence.num_cached = max(sequence.num_cached, num_cached)
+        emission = self._scheduler.activate(key, token)
+        return () if emission is None else (emission,)
+
+    def _lend(self, sequence: Sequence) -> Reserved:
+        first_block = sequence.num_cached // self._prefix.block_size
+        missing = tuple(sequence.block_ids[first_block:])
+        self._pool.share(missing)
+        self._lent[sequence.key] = missing
+        return Reserved(sequence.key, first_block, missing)
+
+    def _let_go(self, key: SequenceKey) -> None:
+        self._pool.release(self._lent.pop(key, ()))

@@ -1,0 +1,73 @@
+"""Turns what the engine did into events on the feeds of the gateways. The only author of terminal events."""
+
+import time
+
+from common.messages.ids import GatewayId
+from common.runtime.feeds import FeedHub
+from common.scheduling.emission import Emission
+from decode_worker.ledger import Ledger, Live
+from proto import worker_pb2 as pb
+
+FAILURE_TEXTS = {
+    "invalid_logits": "the model computed no valid probabilities for this request",
+    "too_long": "the request needs more KV cache than this worker has",
+    "preempted": "the request was preempted too often",
+}
+
+
+class Emitter:
+    """Knows which gateway waits for which sequence."""
+
+    def __init__(self, feeds: FeedHub, ledger: Ledger) -> None:
+        self._feeds = feeds
+        self._ledger = ledger
+
+    def accepted(self, live: Live, *, needs_prompt: bool) -> None:
+        """Confirm a job to its gateway."""
+        self._push(live, accepted=pb.Accepted(needs_prompt=needs_prompt))
+
+    def emit(self, emission: Emission) -> Live | None:
+        """Send one emission; return the placement if that was its last."""
+        live = self._ledger.get(emission.key)
+        if live is None:  # cancelled while the step ran
+            return None
+        if live.decoding_ns is None:
+            live.decoding_ns = time.time_ns()
+        if emission.failure is not None:
+            text = FAILURE_TEXTS.get(emission.failure, "the engine could not go on with this request")
+            self.failed(live, emission.failure, text, is_retryable=False)
+            return live
+        if emission.token_ids:
+            tokens = pb.Tokens(index=emission.index, ids=emission.token_ids, chain=emission.chain)
+            self._push(live, tokens=tokens)
+        if emission.finish is None:
+            return None
+        num_generated = emission.index + len(emission.token_ids)
+        finished = pb.Finished(
+            reason=emission.finish.value, num_generated=num_generated, num_cached_tokens=emission.num_cached
+        )
+        self._push(live, finished=finished)
+        return live
+
+    def failed(self, live: Live, code: str, message: str, *, is_retryable: bool) -> None:
+        """End a placement with an error."""
+        self._push(live, failed=pb.Failed(message=message, code=code, is_retryable=is_retryable))
+
+    def _push(
+        self,
+        live: Live,
+        *,
+        accepted: pb.Accepted | None = None,
+        tokens: pb.Tokens | None = None,
+        finished: pb.Finished | None = None,
+        failed: pb.Failed | None = None,
+    ) -> None:
+        event = pb.FeedEvent(
+            request=live.job.request,
+            placement=live.job.placement,
+            accepted=accepted,
+            tokens=tokens,
+            finished=finished,
+            failed=failed,
+        )
+        self._feeds.push(GatewayId(live.job.gateway), event)

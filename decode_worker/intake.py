@@ -1,0 +1,161 @@
+"""Takes jobs from this worker's stream, confirms them to their gateways and hands their sequences to the engine.
+
+Life of a job here: read -> accepted (its prompt fetched from the gateway if it is long) -> admitted -> finished,
+failed or cancelled. Every way out goes through `close`.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.broker.protocols import JobQueue, QueuedJob
+from common.errors import BrokerUnavailable, MalformedRecord
+from common.messages.codec import unpack_ids
+from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
+from common.scheduling.sequence import Sequence, SequenceKey
+from decode_worker.core import Absorb, Admit, Cancel, Command
+from decode_worker.emitter import Emitter
+from decode_worker.ledger import Ledger, Live
+
+logger = logging.getLogger(__name__)
+
+READ_BLOCK_S = 1.0
+RETRY_S = 0.5
+PROMPT_TIMEOUT_S = 5.0
+"""A gateway that does not send the promised prompt in this time has given the placement up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sequence must respect to be computable here."""
+
+    vocab_size: int
+    max_context: int
+
+
+class Intake:
+    """Reads jobs until cancelled; owns the way in and the way out of the ledger."""
+
+    def __init__(
+        self,
+        jobs: JobQueue,
+        ledger: Ledger,
+        emitter: Emitter,
+        submit: Callable[[Command], None],
+        drop_reception: Callable[[SequenceKey], None],
+        may_go_remote: Callable[[], bool],
+        limits: Limits,
+    ) -> None:
+        self._jobs = jobs
+        self._ledger = ledger
+        self._emitter = emitter
+        self._submit = submit
+        self._drop_reception = drop_reception
+        self._may_go_remote = may_go_remote
+        self._limits = limits
+        self._arrivals = itertools.count()
+
+    async def run(self, worker: WorkerId, epoch: Epoch) -> None:
+        """Read and accept jobs until cancelled."""
+        after: EntryId | None = None
+        while True:
+            try:
+                queued = await self._jobs.read(worker, epoch, after, READ_BLOCK_S)
+            except BrokerUnavailable as error:
+                logger.warning("cannot read jobs: %s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            for item in queued:
+                after = item.entry
+                self.accept(item)
+
+    def accept(self, queued: QueuedJob) -> None:
+        """Take one job in; duplicates, cancelled and outdated ones change nothing."""
+        if self._is_wanted(queued):
+            live = self._ledger.open(queued.job)
+            if queued.job.prompt is None:
+                self._await_prompt(live)
+            else:
+                self._start(live, queued.job.prompt)
+        self._submit(Absorb(queued.entry))
+
+    def supply_prompt(self, request: RequestId, placement: PlacementNumber, ids: bytes) -> bool:
+        """Bring the ids of an accepted job; False if that placement is not here."""
+        live = self._ledger.get(SequenceKey(request, placement))
+        if live is None:
+            return False
+        if live.prompt_timer is not None:
+            live.prompt_timer.cancel()
+            live.prompt_timer = None
+            self._start(live, ids)
+        return True
+
+    def cancel(self, request: RequestId, placement: PlacementNumber) -> None:
+        """End this placement and older ones of the request, here already or not."""
+        self._ledger.bury(request, placement)
+        live = self._ledger.find(request)
+        if live is not None and live.job.placement <= placement:
+            self.close(live.key)
+
+    def cancel_gateway(self, gateway: GatewayId) -> None:
+        """End everything of a gateway that is gone."""
+        for live in self._ledger.of_gateway(gateway):
+            self.close(live.key)
+
+    def close(self, key: SequenceKey) -> None:
+        """Release all that a placement holds here, whatever its state; idempotent."""
+        self._ledger.close(key)
+        self._drop_reception(key)
+        self._submit(Cancel(key))
+
+    def _is_wanted(self, queued: QueuedJob) -> bool:
+        job = queued.job
+        if self._ledger.is_buried(job):
+            return False
+        current = self._ledger.find(job.request)
+        if current is None:
+            return True
+        if current.job.placement >= job.placement:
+            return False
+        self.close(current.key)
+        return True
+
+    def _await_prompt(self, live: Live) -> None:
+        loop = asyncio.get_running_loop()
+        live.prompt_timer = loop.call_later(PROMPT_TIMEOUT_S, self.close, live.key)
+        self._emitter.accepted(live, needs_prompt=True)
+
+    def _start(self, live: Live, prompt: bytes) -> None:
+        job = live.job
+        try:
+            ids = unpack_ids(prompt)
+            shown = unpack_ids(job.shown)
+        except MalformedRecord as error:
+            self._refuse(live, str(error))
+            return
+        reason = self._objection(live, ids, shown)
+        if reason is not None:
+            self._refuse(live, reason)
+            return
+        sequence = Sequence(
+            live.key, ids + shown, len(ids), job.sampling, next(self._arrivals), cache_salt=job.cache_salt
+        )
+        self._emitter.accepted(live, needs_prompt=False)
+        self._submit(Admit(sequence, self._may_go_remote()))
+
+    def _objection(self, live: Live, ids: list[int], shown: list[int]) -> str | None:
+        """Return why the sequence cannot run: callers other than our gateway are checked here as well."""
+        if len(ids) != live.job.num_prompt_tokens or not ids:
+            return f"{live.job.num_prompt_tokens} prompt tokens were announced, {len(ids)} came"
+        if len(ids) + len(shown) >= self._limits.max_context:
+            return f"{len(ids) + len(shown)} tokens leave no room in a context of {self._limits.max_context}"
+        outside = [token for token in (*ids, *shown, *live.job.sampling.stop_ids) if token >= self._limits.vocab_size]
+        if outside:
+            return f"token id {outside[0]} is outside the vocabulary of {self._limits.vocab_size}"
+        return None
+
+    def _refuse(self, live: Live, reason: str) -> None:
+        self._emitter.failed(live, "invalid_request", reason, is_retryable=False)
+        self.close(live.key)

@@ -1,0 +1,207 @@
+"""Receives remote prefills: publishes tasks, binds claimers, pulls their pages, and falls back to a local prefill.
+
+Life of a reception: pages reserved -> task published (try n) -> bound -> pages announced and pulled while the next chunk
+computes -> committed -> activated. A lost try is followed by the next one, the last by a local prefill. On every way
+out the pulls are stopped before the pages are let go, the task is deleted by us, its author, and the claimer is told.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.broker.protocols import TaskQueue
+from common.errors import BrokerUnavailable, PeerError, PeerUnreachable
+from common.lifecycle.uninterrupted import uninterrupted
+from common.messages.codec import pack_ids
+from common.messages.ids import EntryId, Epoch, TryNumber, WorkerId
+from common.messages.job import PrefillTask
+from common.messages.registry import Role, WorkerRecord
+from common.runtime.peers import Peers
+from common.scheduling.sequence import SequenceKey
+from common.transfer.protocols import PageCopy, PagePuller
+from decode_worker.core import Activate, Command, FallBack, LetGo, Reserved
+from decode_worker.ledger import Live
+from decode_worker.reception import Attempt, AttemptLost, Commit, Reception
+from decode_worker.releases import Releases
+from proto import worker_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+MAX_TRIES = 3
+BIND_TIMEOUT_S = 5.0
+"""A task nobody has bound in this time is published again: it may be lost, or its claimer stuck."""
+
+PEER_CHECK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who publishes: this decode worker."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A completed hand-over, for metrics and traces. Times in unix nanoseconds."""
+
+    live: Live
+    source: WorkerRecord
+    num_pages: int
+    started_ns: int
+    ended_ns: int
+
+
+class Receiver:
+    """All receptions of one decode worker."""
+
+    def __init__(
+        self,
+        author: Author,
+        tasks: TaskQueue,
+        peers: Peers,
+        puller: PagePuller,
+        releases: Releases,
+        submit: Callable[[Command], None],
+        on_received: Callable[[Received], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._author = author
+        self._tasks = tasks
+        self._peers = peers
+        self._puller = puller
+        self._releases = releases
+        self._submit = submit
+        self._on_received = on_received
+        self._on_lost = on_lost
+        self._receptions: dict[SequenceKey, Reception] = {}
+
+    def begin(self, live: Live, ids: list[int], reserved: Reserved) -> None:
+        """Start to receive a sequence whose pages are reserved."""
+        reception = Reception(reserved.key, pack_ids(ids), reserved.first_block, reserved.block_ids)
+        self._receptions[reserved.key] = reception
+        reception.task = asyncio.create_task(self._receive(reception, live, len(ids)), name=f"receive-{live.key}")
+
+    def drop(self, key: SequenceKey) -> None:
+        """Cancel a reception; its pages are let go when its pulls have stopped."""
+        reception = self._receptions.pop(key, None)
+        if reception is not None and reception.task is not None:
+            reception.task.cancel()
+
+    def find(self, key: SequenceKey) -> Reception | None:
+        """Return the reception of a sequence."""
+        return self._receptions.get(key)
+
+    def attempts(self) -> list[tuple[SequenceKey, Attempt]]:
+        """Return the bound attempts: what our leases must keep alive."""
+        return [
+            (key, reception.attempt)
+            for key, reception in self._receptions.items()
+            if reception.attempt is not None and reception.attempt.source is not None
+        ]
+
+    def pull(self, reception: Reception, attempt: Attempt, pages: list[pb.PageRef]) -> None:
+        """Start to copy announced pages; the result goes to the attempt."""
+        copies = reception.copies(attempt, pages)
+        source = attempt.source
+        if not copies or source is None:
+            return
+        attempt.first_pull_ns = attempt.first_pull_ns or time.time_ns()
+        task = asyncio.create_task(self._pull(attempt, source, copies))
+        attempt.pulls.add(task)
+        task.add_done_callback(attempt.pulls.discard)
+
+    async def _receive(self, reception: Reception, live: Live, num_tokens: int) -> None:
+        try:
+            commit = await self._try_all(reception, live, num_tokens)
+            if commit is None:
+                self._on_lost("local")
+                self._submit(FallBack(reception.key))
+            else:
+                self._submit(Activate(reception.key, commit.token, commit.num_cached))
+        finally:
+            self._receptions.pop(reception.key, None)
+            self._submit(LetGo(reception.key))
+
+    async def _try_all(self, reception: Reception, live: Live, num_tokens: int) -> Commit | None:
+        for number in range(1, MAX_TRIES + 1):
+            if not self._peers.ready(Role.PREFILL):
+                return None
+            try:
+                return await self._try(reception, live, num_tokens, TryNumber(number))
+            except (PeerError, BrokerUnavailable) as error:
+                self._on_lost("retry")
+                logger.warning("prefill try %d lost: %s", number, error, extra={"request_id": live.job.request})
+        return None
+
+    async def _try(self, reception: Reception, live: Live, num_tokens: int, number: TryNumber) -> Commit:
+        attempt = reception.begin(number)
+        entry: EntryId | None = None
+        try:
+            entry = await self._tasks.publish(self._task(live, num_tokens, number))
+            await self._await_binding(attempt)
+            commit = await attempt.outcome
+            self._report(live, attempt)
+            return commit
+        finally:
+            await uninterrupted(self._end(reception.key, attempt, entry))
+
+    async def _await_binding(self, attempt: Attempt) -> None:
+        deadline = time.monotonic() + BIND_TIMEOUT_S
+        while not attempt.bound.is_set():
+            if time.monotonic() > deadline:
+                raise AttemptLost("no prefill worker has bound the task in time")
+            if not self._peers.ready(Role.PREFILL):
+                raise AttemptLost("no prefill worker is left")
+            try:
+                async with asyncio.timeout(PEER_CHECK_S):
+                    await attempt.bound.wait()
+            except TimeoutError:
+                continue  # look at the peers again
+
+    async def _end(self, key: SequenceKey, attempt: Attempt, entry: EntryId | None) -> None:
+        attempt.lose("over")
+        attempt.outcome.exception()  # retrieved: a loss that nobody awaited is no error
+        await attempt.stop()
+        if attempt.source is not None:
+            self._releases.add(attempt.source, key, attempt.number)
+        if entry is not None:
+            try:
+                await self._tasks.delete(entry)
+            except BrokerUnavailable as error:
+                logger.warning("could not delete a prefill task: %s", error)
+
+    async def _pull(self, attempt: Attempt, source: WorkerRecord, copies: dict[int, PageCopy]) -> None:
+        try:
+            if source.transfer is None:
+                raise PeerUnreachable(f"{source.worker} serves no pages")
+            await self._puller.pull(source.transfer, source.epoch, list(copies.values()))
+        except PeerError as error:
+            attempt.lose(str(error))
+        else:
+            attempt.arrive(copies)
+
+    def _task(self, live: Live, num_tokens: int, number: TryNumber) -> PrefillTask:
+        job = live.job
+        return PrefillTask(
+            request=job.request,
+            placement=job.placement,
+            try_number=number,
+            author=self._author.worker,
+            author_epoch=self._author.epoch,
+            gateway=job.gateway,
+            num_tokens=num_tokens,
+            num_prompt_tokens=job.num_prompt_tokens,
+            sampling=job.sampling,
+            cache_salt=job.cache_salt,
+            traceparent=job.traceparent,
+        )
+
+    def _report(self, live: Live, attempt: Attempt) -> None:
+        if attempt.source is not None:
+            ended_ns = time.time_ns()
+            started_ns = attempt.first_pull_ns or ended_ns
+            self._on_received(Received(live, attempt.source, len(attempt.wanted), started_ns, ended_ns))

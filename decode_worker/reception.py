@@ -1,0 +1,119 @@
+"""One remote prefill as its decode worker sees it: the state that the receiver's task and the RPC handlers share.
+
+A reception is one sequence's wait for its pages; an attempt is one try at it. Both live on the event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from common.errors import PeerError
+from common.messages.ids import BlockId, Generation, TryNumber
+from common.messages.registry import WorkerRecord
+from common.scheduling.sequence import SequenceKey
+from common.transfer.protocols import PageCopy
+from proto import worker_pb2 as pb
+
+
+class AttemptLost(PeerError):
+    """The try at hand cannot succeed any more; another one, or a local prefill, may."""
+
+    is_retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The first token, and how many prompt tokens the prefill worker had cached."""
+
+    token: int
+    num_cached: int
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One try. `outcome` becomes the commit when it and every wanted page are here, or the reason of the loss."""
+
+    number: TryNumber
+    wanted: frozenset[int]
+    outcome: asyncio.Future[Commit]
+    bound: asyncio.Event = field(default_factory=asyncio.Event)
+    source: WorkerRecord | None = None
+    renewed_at: float = 0.0
+    commit: Commit | None = None
+    arrived: set[int] = field(default_factory=set)
+    pulls: set[asyncio.Task[None]] = field(default_factory=set)
+    first_pull_ns: int | None = None
+
+    def bind(self, source: WorkerRecord) -> bool:
+        """Bind to a prefill worker; False if another one was first. Idempotent."""
+        if self.source is None:
+            self.source = source
+            self.renewed_at = time.monotonic()
+            self.bound.set()
+        return self.source.worker == source.worker and self.source.epoch == source.epoch
+
+    def is_bound_to(self, epoch: int) -> bool:
+        """Whether messages of that incarnation belong to this attempt."""
+        return self.source is not None and self.source.epoch == epoch
+
+    def lose(self, reason: str) -> None:
+        """Give the attempt up."""
+        if not self.outcome.done():
+            self.outcome.set_exception(AttemptLost(reason))
+
+    def arrive(self, block_indices: Iterable[int]) -> None:
+        """Note verified pages."""
+        self.arrived.update(block_indices)
+        self._settle()
+
+    def take_commit(self, commit: Commit) -> None:
+        """Note the first token; a repeated commit changes nothing."""
+        if self.commit is None:
+            self.commit = commit
+        self._settle()
+
+    async def stop(self) -> None:
+        """Stop every running pull; afterwards nothing writes into our pages."""
+        for pull in self.pulls:
+            pull.cancel()
+        await asyncio.gather(*self.pulls, return_exceptions=True)
+
+    def _settle(self) -> None:
+        if self.commit is not None and self.arrived >= self.wanted and not self.outcome.done():
+            self.outcome.set_result(self.commit)
+
+
+@dataclass(eq=False, slots=True)
+class Reception:
+    """One sequence being received into `block_ids`, the first of which is block `first_block` of the sequence."""
+
+    key: SequenceKey
+    ids: bytes
+    first_block: int
+    block_ids: Sequence[BlockId]
+    attempt: Attempt | None = None
+    task: asyncio.Task[None] | None = None
+
+    def begin(self, number: TryNumber) -> Attempt:
+        """Start the next try."""
+        wanted = frozenset(range(self.first_block, self.first_block + len(self.block_ids)))
+        self.attempt = Attempt(number, wanted, asyncio.get_running_loop().create_future())
+        return self.attempt
+
+    def current(self, binding: pb.Binding) -> Attempt | None:
+        """Return the running attempt if `binding` names it."""
+        attempt = self.attempt
+        if attempt is None or attempt.outcome.done() or attempt.number != binding.try_number:
+            return None
+        return attempt
+
+    def copies(self, attempt: Attempt, pages: Iterable[pb.PageRef]) -> dict[int, PageCopy]:
+        """Return what to copy for announced pages, by block index; what is unwanted or here already is left out."""
+        return {
+            page.block_index: PageCopy(
+                BlockId(page.page), Generation(page.generation), self.block_ids[page.block_index - self.first_block]
+            )
+            for page in pages
+            if page.block_index in attempt.wanted and page.block_index not in attempt.arrived
+        }

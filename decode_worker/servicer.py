@@ -1,0 +1,89 @@
+"""The gRPC service that decode workers offer to prefill workers: bind, announce, commit.
+
+Every handler is idempotent and answers at once; an outdated binding is `stale`, a cancelled request `cancelled`.
+"""
+
+import grpc
+
+from common.errors import BrokerUnavailable
+from common.messages.ids import Epoch, Fingerprint, PlacementNumber, RequestId, WorkerId
+from common.messages.registry import WorkerRecord
+from common.runtime.peers import Peers
+from common.scheduling.sequence import SequenceKey
+from decode_worker.reception import Attempt, Commit, Reception
+from decode_worker.receiver import Receiver
+from proto import worker_pb2 as pb
+from proto.worker_pb2_grpc import DecodeServicer
+
+
+class HandoverServicer(DecodeServicer):
+    """Answers prefill workers from the receiver's state."""
+
+    def __init__(self, receiver: Receiver, peers: Peers, fingerprint: Fingerprint, lease_s: float) -> None:
+        self._receiver = receiver
+        self._peers = peers
+        self._fingerprint = fingerprint
+        self._lease_s = lease_s
+        self.num_stale = 0
+        """Outdated messages answered so far."""
+
+    async def Bind(  # noqa: N802 - named by the service
+        self, request: pb.BindRequest, context: grpc.aio.ServicerContext[pb.BindRequest, pb.BindReply]
+    ) -> pb.BindReply:
+        """Bind a claimer to the current try; the reply tells the ids and the blocks that are wanted."""
+        if request.fingerprint != self._fingerprint:
+            reason = "the fingerprints differ: model, cache geometry or protocol version are not the same"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        source = await self._source(WorkerId(request.worker), Epoch(request.epoch))
+        reception, attempt = self._current(request.binding)
+        if reception is None or attempt is None or source is None or not attempt.bind(source):
+            return pb.BindReply(verdict=self._refusal(reception))
+        return pb.BindReply(
+            verdict=pb.VERDICT_GO,
+            ids=reception.ids,
+            first_block=reception.first_block,
+            num_blocks=len(reception.block_ids),
+            lease_s=self._lease_s,
+        )
+
+    async def Announce(  # noqa: N802 - named by the service
+        self, request: pb.AnnounceRequest, context: grpc.aio.ServicerContext[pb.AnnounceRequest, pb.VerdictReply]
+    ) -> pb.VerdictReply:
+        """Start to pull finished pages."""
+        reception, attempt = self._current(request.binding)
+        if reception is None or attempt is None or not attempt.is_bound_to(request.epoch):
+            return pb.VerdictReply(verdict=self._refusal(reception))
+        self._receiver.pull(reception, attempt, list(request.pages))
+        return pb.VerdictReply(verdict=pb.VERDICT_GO)
+
+    async def Commit(  # noqa: N802 - named by the service
+        self, request: pb.CommitRequest, context: grpc.aio.ServicerContext[pb.CommitRequest, pb.VerdictReply]
+    ) -> pb.VerdictReply:
+        """Take the first token, or the news that the prefill failed."""
+        reception, attempt = self._current(request.binding)
+        if reception is None or attempt is None or not attempt.is_bound_to(request.epoch):
+            return pb.VerdictReply(verdict=self._refusal(reception))
+        if request.failure:
+            attempt.lose(f"the prefill failed: {request.failure}")
+        else:
+            attempt.take_commit(Commit(request.token, request.num_cached_tokens))
+        return pb.VerdictReply(verdict=pb.VERDICT_GO)
+
+    async def _source(self, worker: WorkerId, epoch: Epoch) -> WorkerRecord | None:
+        record = self._peers.find(worker, epoch)
+        if record is None:  # it may have registered a moment ago
+            try:
+                await self._peers.refresh()
+            except BrokerUnavailable:
+                return None
+            record = self._peers.find(worker, epoch)
+        return record
+
+    def _current(self, binding: pb.Binding) -> tuple[Reception | None, Attempt | None]:
+        key = SequenceKey(RequestId(binding.request), PlacementNumber(binding.placement))
+        reception = self._receiver.find(key)
+        return reception, None if reception is None else reception.current(binding)
+
+    def _refusal(self, reception: Reception | None) -> pb.Verdict:
+        self.num_stale += 1
+        return pb.VERDICT_CANCELLED if reception is None else pb.VERDICT_STALE

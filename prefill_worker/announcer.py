@@ -1,0 +1,99 @@
+"""Tells decode workers about finished pages and the first token, one task per binding, in order.
+
+The first token goes to the gateway first (the early copy), then to the decode worker, which repeats it as its author.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+
+from common.messages.chain import chain_of
+from common.messages.ids import Epoch
+from common.rpc.channels import Channels
+from common.runtime.feeds import FeedHub
+from prefill_worker.core import SpanReady
+from prefill_worker.holdings import Holding, Holdings
+from proto import worker_pb2 as pb
+from proto.worker_pb2_grpc import DecodeStub
+
+logger = logging.getLogger(__name__)
+
+RPC_TIMEOUT_S = 2.0
+
+
+class Announcer:
+    """Follows every binding from its first page to its commit."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        channels: Channels,
+        feeds: FeedHub,
+        holdings: Holdings,
+        on_done: Callable[[Holding, SpanReady], None],
+    ) -> None:
+        self._epoch = epoch
+        self._channels = channels
+        self._feeds = feeds
+        self._holdings = holdings
+        self._on_done = on_done
+
+    def follow(self, holding: Holding) -> None:
+        """Start to announce what `holding.spans` will bring."""
+        holding.follower = asyncio.create_task(self._follow(holding), name=f"announce-{holding.key}")
+
+    def deliver(self, span: SpanReady) -> None:
+        """Pass on what the engine finished; a binding that is over is ignored."""
+        holding = self._holdings.get(span.key)
+        if holding is not None:
+            holding.spans.put_nowait(span)
+
+    async def _follow(self, holding: Holding) -> None:
+        stub = DecodeStub(self._channels.channel(holding.author.address, holding.author.epoch))
+        is_done = False
+        try:
+            while not is_done:
+                span = await holding.spans.get()
+                is_done = span.token is not None or span.failure is not None
+                if await self._tell(stub, holding, span) != pb.VERDICT_GO:
+                    self._holdings.end(holding.key)
+                    return
+        except grpc.aio.AioRpcError as error:
+            logger.warning("lost %s while announcing: %s", holding.author.worker, error.code().name)
+            self._holdings.end(holding.key)
+
+    async def _tell(self, stub: DecodeStub, holding: Holding, span: SpanReady) -> pb.Verdict:
+        if span.failure is not None:
+            verdict = await self._commit(stub, holding, pb.CommitRequest(failure=span.failure))
+            self._holdings.end(holding.key)
+            return verdict
+        if span.token is not None:
+            self._send_early_copy(holding, span.token)
+            self._on_done(holding, span)
+        verdict: pb.Verdict = pb.VERDICT_GO
+        pages = [
+            pb.PageRef(block_index=page.block_index, page=page.page, generation=page.generation)
+            for page in span.pages
+            if page.block_index in holding.wanted
+        ]
+        if pages:
+            request = pb.AnnounceRequest(binding=holding.binding, epoch=self._epoch, pages=pages)
+            verdict = (await stub.Announce(request, timeout=RPC_TIMEOUT_S)).verdict
+        if verdict == pb.VERDICT_GO and span.token is not None:
+            commit = pb.CommitRequest(token=span.token, num_cached_tokens=span.num_cached)
+            verdict = await self._commit(stub, holding, commit)
+        return verdict
+
+    async def _commit(self, stub: DecodeStub, holding: Holding, commit: pb.CommitRequest) -> pb.Verdict:
+        commit.binding.CopyFrom(holding.binding)
+        commit.epoch = self._epoch
+        return (await stub.Commit(commit, timeout=RPC_TIMEOUT_S)).verdict
+
+    def _send_early_copy(self, holding: Holding, token: int) -> None:
+        task = holding.task
+        index = task.num_tokens - task.num_prompt_tokens
+        tokens = pb.Tokens(index=index, ids=[token], chain=chain_of(holding.shown), is_early=True)
+        event = pb.FeedEvent(request=task.request, placement=task.placement, tokens=tokens)
+        self._feeds.push(task.gateway, event)

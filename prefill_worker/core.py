@@ -1,0 +1,103 @@
+"""The prefill worker's policy inside the engine thread: commands from the edge, events for it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from common.cache.pool import BlockPool
+from common.messages.ids import BlockId, Generation
+from common.runtime.engine import EngineLoad
+from common.scheduling.plan import StepPlan, StepResult
+from common.scheduling.sequence import Sequence, SequenceKey
+from prefill_worker.scheduler import PrefillScheduler, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Prefill a sequence and hold its pages until released."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let the pages of a sequence go, or cancel it if it is not done."""
+
+    key: SequenceKey
+
+
+Command = Admit | Release
+
+
+@dataclass(frozen=True, slots=True)
+class PageReady:
+    """A complete page: which block of the sequence it is, where it lies, and the generation it must keep."""
+
+    block_index: int
+    page: BlockId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class SpanReady:
+    """Progress of one sequence: new complete pages, and when done its first token or the failure's code."""
+
+    key: SequenceKey
+    pages: tuple[PageReady, ...]
+    token: int | None
+    num_cached: int
+    failure: str | None
+
+
+class PrefillCore:
+    """Drives a `PrefillScheduler`; see `common.runtime.engine.Core`."""
+
+    def __init__(self, scheduler: PrefillScheduler, pool: BlockPool) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._num_announced: dict[SequenceKey, int] = {}
+
+    def obey(self, command: Command) -> Iterable[SpanReady]:
+        """Apply one command."""
+        match command:
+            case Admit(sequence):
+                refusal = self._scheduler.add(sequence)
+                return () if refusal is None else (self._span(refusal),)
+            case Release(key):
+                self._scheduler.release(key)
+                self._num_announced.pop(key, None)
+                return ()
+            case _:
+                assert_never(command)
+
+    def plan(self) -> tuple[StepPlan, Iterable[SpanReady]]:
+        """Plan a step."""
+        return self._scheduler.plan(), ()
+
+    def settle(self, plan: StepPlan, result: StepResult) -> Iterable[SpanReady]:
+        """Return the pages that the step completed."""
+        return [self._span(progress) for progress in self._scheduler.settle(plan, result)]
+
+    def load(self, num_steps: int) -> EngineLoad:
+        """Return how full the engine is."""
+        return EngineLoad(
+            blocks_total=self._pool.num_total,
+            blocks_free=self._pool.num_free,
+            blocks_cached=self._pool.num_cached,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_reserved=self._scheduler.num_held,
+            num_steps=num_steps,
+        )
+
+    def _span(self, progress: Progress) -> SpanReady:
+        sequence = self._scheduler.sequence(progress.key)
+        if sequence is None or progress.failure is not None:
+            return SpanReady(progress.key, (), None, 0, progress.failure or "internal")
+        first = self._num_announced.get(progress.key, 0)
+        self._num_announced[progress.key] = progress.num_ready_blocks
+        pages = tuple(
+            PageReady(index, block, self._pool.generation(block))
+            for index, block in enumerate(sequence.block_ids[first : progress.num_ready_blocks], start=first)
+        )
+        return SpanReady(progress.key, pages, progress.token, sequence.num_cached, None)

@@ -1,0 +1,96 @@
+"""The bindings of a prefill worker: what it computes and holds for decode workers, each under a lease.
+
+Owned by the event loop. `end` is the only way out: pulled, superseded, cancelled, or the lease is over.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from common.messages.ids import EntryId
+from common.messages.job import PrefillTask
+from common.messages.registry import WorkerRecord
+from common.scheduling.sequence import SequenceKey
+from prefill_worker.core import Command, Release, SpanReady
+from proto import worker_pb2 as pb
+
+
+@dataclass(eq=False, slots=True)
+class Holding:
+    """One binding. `wanted` are the block indices that the decode worker lacks, `shown` the generated ids that the
+    client has already; `spans` feeds the announcer."""
+
+    task: PrefillTask
+    entry: EntryId
+    author: WorkerRecord
+    wanted: range
+    shown: tuple[int, ...]
+    lease_s: float
+    expires_at: float
+    claimed_ns: int = field(default_factory=time.time_ns)
+    spans: asyncio.Queue[SpanReady] = field(default_factory=asyncio.Queue)
+    follower: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> SequenceKey:
+        """The sequence in our engine."""
+        return SequenceKey(self.task.request, self.task.placement, self.task.try_number)
+
+    @property
+    def binding(self) -> pb.Binding:
+        """The wire name."""
+        return pb.Binding(request=self.task.request, placement=self.task.placement, try_number=self.task.try_number)
+
+
+def key_of(binding: pb.Binding) -> SequenceKey:
+    """Return the sequence that a binding names."""
+    return SequenceKey(binding.request, binding.placement, binding.try_number)  # type: ignore[arg-type] # wire names
+
+
+class Holdings:
+    """All bindings of one prefill worker."""
+
+    def __init__(self, submit: Callable[[Command], None]) -> None:
+        self._submit = submit
+        self._held: dict[SequenceKey, Holding] = {}
+
+    def __len__(self) -> int:
+        """Return the number of bindings."""
+        return len(self._held)
+
+    def add(self, holding: Holding) -> None:
+        """Hold a new binding."""
+        self._held[holding.key] = holding
+
+    def get(self, key: SequenceKey) -> Holding | None:
+        """Return the binding of a sequence."""
+        return self._held.get(key)
+
+    def renew(self, bindings: Iterable[pb.Binding]) -> list[pb.Binding]:
+        """Extend the leases of these bindings; return those that are not held."""
+        unknown = []
+        for binding in bindings:
+            holding = self._held.get(key_of(binding))
+            if holding is None:
+                unknown.append(binding)
+            else:
+                holding.expires_at = time.monotonic() + holding.lease_s
+        return unknown
+
+    def end(self, key: SequenceKey) -> None:
+        """Let go of a binding: stop its announcer, cancel its computation, release its pages. Idempotent."""
+        holding = self._held.pop(key, None)
+        if holding is None:
+            return
+        self._submit(Release(key))
+        if holding.follower is not None and holding.follower is not asyncio.current_task():
+            holding.follower.cancel()
+
+    def reap(self) -> list[Holding]:
+        """End and return the bindings whose lease is over."""
+        now = time.monotonic()
+        expired = [holding for holding in self._held.values() if holding.expires_at < now]
+        for holding in expired:
+            self.end(holding.key)
+        return expired

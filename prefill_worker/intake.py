@@ -1,0 +1,149 @@
+"""Claims prefill tasks when there is room, binds them at their authors, and hands the sequences to the engine.
+
+A task is pulled, never pushed. It is deleted by its author alone, except when the author's epoch is gone: then the
+claimer removes the orphan.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+
+import grpc
+
+from common.broker.protocols import Delivery, TaskQueue
+from common.errors import BrokerUnavailable, MalformedRecord
+from common.messages.codec import unpack_ids
+from common.messages.ids import Epoch, Fingerprint, WorkerId
+from common.messages.registry import WorkerRecord
+from common.rpc.channels import Channels
+from common.runtime.peers import Peers
+from common.scheduling.sequence import Sequence
+from prefill_worker.core import Admit, Command
+from prefill_worker.holdings import Holding, Holdings
+from proto import worker_pb2 as pb
+from proto.worker_pb2_grpc import DecodeStub
+
+logger = logging.getLogger(__name__)
+
+CLAIM_BLOCK_S = 1.0
+RETRY_S = 0.5
+BIND_TIMEOUT_S = 2.0
+ORPHAN_IDLE_S = 30.0
+"""A task that was claimed this long ago and is still there: its author deletes it sooner, if it lives."""
+
+
+class Intake:
+    """Claims until cancelled."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        epoch: Epoch,
+        fingerprint: Fingerprint,
+        tasks: TaskQueue,
+        peers: Peers,
+        channels: Channels,
+        holdings: Holdings,
+        submit: Callable[[Command], None],
+        follow: Callable[[Holding], None],
+        has_room: Callable[[], bool],
+    ) -> None:
+        self._worker = worker
+        self._epoch = epoch
+        self._fingerprint = fingerprint
+        self._tasks = tasks
+        self._peers = peers
+        self._channels = channels
+        self._holdings = holdings
+        self._submit = submit
+        self._follow = follow
+        self._has_room = has_room
+        self._room = asyncio.Event()
+        self._arrivals = itertools.count()
+
+    def touch(self) -> None:
+        """The engine's load has changed: there may be room now."""
+        self._room.set()
+
+    async def run(self) -> None:
+        """Claim and bind tasks until cancelled."""
+        while True:
+            await self._wait_for_room()
+            try:
+                delivery = await self._tasks.claim(self._worker, self._epoch, CLAIM_BLOCK_S)
+                if delivery is not None:
+                    await self.take(delivery)
+            except BrokerUnavailable as error:
+                logger.warning("cannot claim prefill tasks: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def sweep(self) -> None:
+        """Remove orphans until cancelled."""
+        while True:
+            await asyncio.sleep(ORPHAN_IDLE_S / 3)
+            try:
+                for delivery in await self._tasks.abandoned(self._worker, self._epoch, ORPHAN_IDLE_S):
+                    if await self._author(delivery) is None:
+                        await self._tasks.delete(delivery.entry)
+            except BrokerUnavailable as error:
+                logger.warning("cannot look for orphaned tasks: %s", error)
+
+    async def take(self, delivery: Delivery) -> None:
+        """Bind one claimed task and start its prefill; an orphan is deleted."""
+        author = await self._author(delivery)
+        if author is None:
+            logger.info("deleting the task of a decode worker that is gone")
+            await self._tasks.delete(delivery.entry)
+            return
+        reply = await self._bind(delivery, author)
+        if reply is not None and reply.verdict == pb.VERDICT_GO:
+            self._start(delivery, author, reply)
+
+    async def _wait_for_room(self) -> None:
+        while not self._has_room():
+            self._room.clear()
+            await self._room.wait()
+
+    async def _author(self, delivery: Delivery) -> WorkerRecord | None:
+        task = delivery.task
+        record = self._peers.find(task.author, task.author_epoch)
+        if record is None:  # it may have registered a moment ago
+            await self._peers.refresh()
+            record = self._peers.find(task.author, task.author_epoch)
+        return record
+
+    async def _bind(self, delivery: Delivery, author: WorkerRecord) -> pb.BindReply | None:
+        task = delivery.task
+        request = pb.BindRequest(
+            binding=pb.Binding(request=task.request, placement=task.placement, try_number=task.try_number),
+            worker=self._worker,
+            epoch=self._epoch,
+            fingerprint=self._fingerprint,
+        )
+        stub = DecodeStub(self._channels.channel(author.address, author.epoch))
+        try:
+            return await stub.Bind(request, timeout=BIND_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:  # its author times out and publishes it again, or is gone
+            logger.warning("cannot bind at %s: %s", author.worker, error.details())
+            return None
+
+    def _start(self, delivery: Delivery, author: WorkerRecord, reply: pb.BindReply) -> None:
+        task = delivery.task
+        try:
+            ids = unpack_ids(reply.ids)
+        except MalformedRecord as error:
+            logger.warning("binding answered with %s", error)
+            return
+        wanted = range(reply.first_block, reply.first_block + reply.num_blocks)
+        expires_at = time.monotonic() + reply.lease_s
+        shown = tuple(ids[task.num_prompt_tokens :])
+        holding = Holding(task, delivery.entry, author, wanted, shown, reply.lease_s, expires_at)
+        self._holdings.add(holding)
+        self._follow(holding)
+        arrival = next(self._arrivals)
+        sequence = Sequence(
+            holding.key, ids, task.num_prompt_tokens, task.sampling, arrival, cache_salt=task.cache_salt
+        )
+        self._submit(Admit(sequence))

@@ -1,0 +1,167 @@
+"""Which prompts a prefill worker computes in the next step. Pure; owned by the engine thread.
+
+The life of a sequence:
+
+1. `add` puts it into a queue ordered by age (`arrival`).
+2. `plan` first admits from the head of that queue while pages for the whole prompt are there: the cached prefix is
+   pinned, the missing pages are taken. It then shares the token budget fairly among the admitted prompts.
+3. `settle` tells how many leading blocks are complete (cached ones included), and the first token at the end.
+4. From then on the sequence is *held*: its pages stay for peers that pull them, until `release`.
+
+The engine calls, in this order: commands (`add`, `release`), `plan`, run, `settle` of every plan that is not empty.
+`release` may also run between `plan` and `settle`: pages are only taken again by `plan`, and the released sequence's
+part of the result is ignored.
+"""
+
+import enum
+from bisect import insort
+from dataclasses import dataclass
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
+from common.errors import DoesNotFit
+from common.scheduling.blocks import SequenceBlocks
+from common.scheduling.emission import FailureCode
+from common.scheduling.plan import Chunk, StepPlan, StepResult
+from common.scheduling.progress import Progress
+from common.scheduling.sequence import Sequence, SequenceKey
+
+
+class _State(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    HELD = "held"
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    sequence: Sequence
+    state: _State = _State.WAITING
+
+
+def _age(ticket: _Ticket) -> int:
+    return ticket.sequence.arrival
+
+
+def _demand(ticket: _Ticket) -> int:
+    return ticket.sequence.num_uncomputed
+
+
+class PrefillScheduler:
+    """Chunked prefill over one pool. `token_budget` bounds the tokens of a step, `chunk_size` one prompt's share."""
+
+    def __init__(
+        self, pool: BlockPool, prefix: PrefixCache, *, block_size: int, token_budget: int, chunk_size: int
+    ) -> None:
+        assert token_budget > 0
+        assert chunk_size > 0
+        self._blocks = SequenceBlocks(pool, prefix, block_size)
+        self._token_budget = token_budget
+        self._chunk_size = chunk_size
+        # A share below one block would finish nothing that a peer can pull.
+        self._max_prompts_per_step = max(1, token_budget // min(block_size, chunk_size))
+        self._tickets: dict[SequenceKey, _Ticket] = {}
+        self._waiting: list[_Ticket] = []
+        """Oldest first."""
+        self._running: list[_Ticket] = []
+        """The one whose turn is next first."""
+
+    @property
+    def num_running(self) -> int:
+        """Prompts that have their pages and are being computed."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts without pages."""
+        return len(self._waiting)
+
+    @property
+    def num_held(self) -> int:
+        """Finished prompts whose pages have not been released."""
+        return len(self._tickets) - len(self._running) - len(self._waiting)
+
+    def sequence(self, key: SequenceKey) -> Sequence | None:
+        """Return the sequence of that key, or None when it is released or was never here."""
+        ticket = self._tickets.get(key)
+        return ticket.sequence if ticket else None
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence by its age. Raises `DoesNotFit` if its prompt exceeds the whole pool."""
+        assert sequence.key not in self._tickets, f"{sequence.key} is here already"
+        if sequence.num_tokens > self._blocks.capacity:
+            raise DoesNotFit(sequence.num_tokens, self._blocks.capacity)
+        ticket = _Ticket(sequence)
+        self._tickets[sequence.key] = ticket
+        insort(self._waiting, ticket, key=_age)
+
+    def release(self, key: SequenceKey) -> bool:
+        """Drop a sequence in any state and release its pages; False if it is over or was never here. Idempotent."""
+        ticket = self._tickets.pop(key, None)
+        if ticket is None:
+            return False
+        self._blocks.release(ticket.sequence)
+        if ticket.state is _State.WAITING:
+            self._waiting.remove(ticket)
+        elif ticket.state is _State.RUNNING:
+            self._running.remove(ticket)
+        return True
+
+    def plan(self) -> StepPlan:
+        """Admit what fits, then decide the next step.
+
+        Shares are fair: nobody gets more than another who could use it. Where there are more prompts than shares of a
+        useful size, they take turns.
+        """
+        self._admit()
+        turn = self._running[: self._max_prompts_per_step]
+        self._running = self._running[len(turn) :] + turn
+        chunks: list[Chunk] = []
+        budget = self._token_budget
+        for position, ticket in enumerate(sorted(turn, key=_demand)):
+            sequence = ticket.sequence
+            fair_share = budget // (len(turn) - position)
+            length = min(sequence.num_uncomputed, self._chunk_size, fair_share)
+            chunks.append(Chunk(sequence, sequence.num_computed, length, samples=length == sequence.num_uncomputed))
+            budget -= length
+        return StepPlan(tuple(chunks))
+
+    def settle(self, plan: StepPlan, result: StepResult) -> list[Progress]:
+        """Close a step: record what is computed; tell about every prompt of the plan that is still here."""
+        progress: list[Progress] = []
+        for chunk in plan.chunks:
+            ticket = self._tickets.get(chunk.sequence.key)
+            if ticket is None or ticket.sequence is not chunk.sequence:
+                continue  # released while the step ran
+            if chunk.sequence.key in result.invalid:
+                progress.append(self._fail(chunk.sequence))
+            else:
+                progress.append(self._advance(ticket, chunk, result))
+        return progress
+
+    def _admit(self) -> None:
+        while self._waiting:
+            ticket = self._waiting[0]
+            self._blocks.look_up(ticket.sequence)
+            if not self._blocks.grow(ticket.sequence):
+                self._blocks.release(ticket.sequence)
+                return
+            del self._waiting[0]
+            ticket.state = _State.RUNNING
+            self._running.append(ticket)
+
+    def _advance(self, ticket: _Ticket, chunk: Chunk, result: StepResult) -> Progress:
+        sequence = chunk.sequence
+        self._blocks.advance(sequence, chunk.length)
+        if not chunk.samples:
+            num_ready = self._blocks.num_full(sequence)
+            return Progress(sequence.key, num_ready, num_cached=sequence.num_cached)
+        self._running.remove(ticket)
+        ticket.state = _State.HELD
+        token = result.tokens[sequence.key]
+        return Progress(sequence.key, len(sequence.block_ids), token, num_cached=sequence.num_cached)
+
+    def _fail(self, sequence: Sequence) -> Progress:
+        self._blocks.forget(sequence)
+        self.release(sequence.key)
+        return Progress(sequence.key, 0, failure=FailureCode.INVALID_LOGITS)

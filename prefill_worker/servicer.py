@@ -1,0 +1,41 @@
+"""The gRPC services of a prefill worker: leases for decode workers, and its desk for gateways."""
+
+import grpc
+
+from common.messages.ids import Epoch, PlacementNumber, RequestId
+from prefill_worker.holdings import Holdings, key_of
+from proto import worker_pb2 as pb
+from proto.worker_pb2_grpc import PrefillServicer
+
+
+class LeaseServicer(PrefillServicer):
+    """Renews and ends bindings."""
+
+    def __init__(self, epoch: Epoch, holdings: Holdings) -> None:
+        self._epoch = epoch
+        self._holdings = holdings
+
+    async def Renew(  # noqa: N802 - named by the service
+        self, request: pb.RenewRequest, context: grpc.aio.ServicerContext[pb.RenewRequest, pb.RenewReply]
+    ) -> pb.RenewReply:
+        """Extend leases; tell which bindings are not held."""
+        return pb.RenewReply(unknown=self._holdings.renew(request.bindings), epoch=self._epoch)
+
+    async def Release(  # noqa: N802 - named by the service
+        self, request: pb.ReleaseRequest, context: grpc.aio.ServicerContext[pb.ReleaseRequest, pb.ReleaseReply]
+    ) -> pb.ReleaseReply:
+        """End bindings."""
+        for binding in request.bindings:
+            self._holdings.end(key_of(binding))
+        return pb.ReleaseReply()
+
+
+class PrefillDesk:
+    """Gateways only listen to prefill workers; what they cancel, they cancel at the decode worker."""
+
+    def cancel(self, request: RequestId, placement: PlacementNumber) -> None:
+        """Nothing: the decode worker tells us."""
+
+    def supply_prompt(self, request: RequestId, placement: PlacementNumber, ids: bytes) -> bool:
+        """Return False: prompts come with the binding."""
+        return False
