@@ -17,7 +17,8 @@ TandemError
 ├── GenerationFailed            the request was accepted and then failed; one error event
 │   ├── WorkerLost
 │   ├── InvalidLogits
-│   └── DeadlineExceeded
+│   ├── DeadlineExceeded
+│   └── DoesNotFit              more tokens than the worker can ever hold
 ├── PeerError                   a message or page of another process cannot be used
 │   ├── MalformedRecord
 │   ├── IncompatiblePeer
@@ -134,6 +135,15 @@ class InvalidLogits(GenerationFailed):
 
 class DeadlineExceeded(GenerationFailed):
     """The request's time is over."""
+
+
+class DoesNotFit(GenerationFailed):
+    """The sequence has more tokens than this worker can ever hold, so waiting would not help."""
+
+    def __init__(self, num_tokens: int, capacity: int) -> None:
+        super().__init__(f"{num_tokens} tokens exceed the {capacity} that the worker's KV cache and context can hold")
+        self.num_tokens = num_tokens
+        self.capacity = capacity
 
 
 class PeerError(TandemError):

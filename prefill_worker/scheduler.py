@@ -13,9 +13,7 @@ The engine calls, in this order: commands (`add`, `release`), `plan`, run, `sett
 part of the result is ignored.
 """
 
-import enum
 from bisect import insort
-from dataclasses import dataclass
 
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
@@ -27,24 +25,12 @@ from common.scheduling.progress import Progress
 from common.scheduling.sequence import Sequence, SequenceKey
 
 
-class _State(enum.Enum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    HELD = "held"
+def _age(sequence: Sequence) -> int:
+    return sequence.arrival
 
 
-@dataclass(eq=False, slots=True)
-class _Ticket:
-    sequence: Sequence
-    state: _State = _State.WAITING
-
-
-def _age(ticket: _Ticket) -> int:
-    return ticket.sequence.arrival
-
-
-def _demand(ticket: _Ticket) -> int:
-    return ticket.sequence.num_uncomputed
+def _demand(sequence: Sequence) -> int:
+    return sequence.num_uncomputed
 
 
 class PrefillScheduler:
@@ -60,11 +46,12 @@ class PrefillScheduler:
         self._chunk_size = chunk_size
         # A share below one block would finish nothing that a peer can pull.
         self._max_prompts_per_step = max(1, token_budget // min(block_size, chunk_size))
-        self._tickets: dict[SequenceKey, _Ticket] = {}
-        self._waiting: list[_Ticket] = []
+        self._sequences: dict[SequenceKey, Sequence] = {}
+        self._waiting: list[Sequence] = []
         """Oldest first."""
-        self._running: list[_Ticket] = []
+        self._running: list[Sequence] = []
         """The one whose turn is next first."""
+        self._held: list[Sequence] = []
 
     @property
     def num_running(self) -> int:
@@ -79,32 +66,29 @@ class PrefillScheduler:
     @property
     def num_held(self) -> int:
         """Finished prompts whose pages have not been released."""
-        return len(self._tickets) - len(self._running) - len(self._waiting)
+        return len(self._held)
 
     def sequence(self, key: SequenceKey) -> Sequence | None:
         """Return the sequence of that key, or None when it is released or was never here."""
-        ticket = self._tickets.get(key)
-        return ticket.sequence if ticket else None
+        return self._sequences.get(key)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence by its age. Raises `DoesNotFit` if its prompt exceeds the whole pool."""
-        assert sequence.key not in self._tickets, f"{sequence.key} is here already"
+        assert sequence.key not in self._sequences, f"{sequence.key} is here already"
         if sequence.num_tokens > self._blocks.capacity:
             raise DoesNotFit(sequence.num_tokens, self._blocks.capacity)
-        ticket = _Ticket(sequence)
-        self._tickets[sequence.key] = ticket
-        insort(self._waiting, ticket, key=_age)
+        self._sequences[sequence.key] = sequence
+        insort(self._waiting, sequence, key=_age)
 
     def release(self, key: SequenceKey) -> bool:
         """Drop a sequence in any state and release its pages; False if it is over or was never here. Idempotent."""
-        ticket = self._tickets.pop(key, None)
-        if ticket is None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is None:
             return False
-        self._blocks.release(ticket.sequence)
-        if ticket.state is _State.WAITING:
-            self._waiting.remove(ticket)
-        elif ticket.state is _State.RUNNING:
-            self._running.remove(ticket)
+        self._blocks.release(sequence)
+        for queue in (self._waiting, self._running, self._held):
+            if sequence in queue:
+                queue.remove(sequence)
         return True
 
     def plan(self) -> StepPlan:
@@ -118,8 +102,7 @@ class PrefillScheduler:
         self._running = self._running[len(turn) :] + turn
         chunks: list[Chunk] = []
         budget = self._token_budget
-        for position, ticket in enumerate(sorted(turn, key=_demand)):
-            sequence = ticket.sequence
+        for position, sequence in enumerate(sorted(turn, key=_demand)):
             fair_share = budget // (len(turn) - position)
             length = min(sequence.num_uncomputed, self._chunk_size, fair_share)
             chunks.append(Chunk(sequence, sequence.num_computed, length, samples=length == sequence.num_uncomputed))
@@ -130,34 +113,25 @@ class PrefillScheduler:
         """Close a step: record what is computed; tell about every prompt of the plan that is still here."""
         progress: list[Progress] = []
         for chunk in plan.chunks:
-            ticket = self._tickets.get(chunk.sequence.key)
-            if ticket is None or ticket.sequence is not chunk.sequence:
+            if self._sequences.get(chunk.sequence.key) is not chunk.sequence:
                 continue  # released while the step ran
             if chunk.sequence.key in result.invalid:
                 progress.append(self._fail(chunk.sequence))
             else:
-                progress.append(self._advance(ticket, chunk, result))
+                progress.append(self._advance(chunk, result))
         return progress
 
     def _admit(self) -> None:
-        while self._waiting:
-            ticket = self._waiting[0]
-            self._blocks.look_up(ticket.sequence)
-            if not self._blocks.grow(ticket.sequence):
-                self._blocks.release(ticket.sequence)
-                return
-            del self._waiting[0]
-            ticket.state = _State.RUNNING
-            self._running.append(ticket)
+        while self._waiting and self._blocks.acquire(self._waiting[0]):
+            self._running.append(self._waiting.pop(0))
 
-    def _advance(self, ticket: _Ticket, chunk: Chunk, result: StepResult) -> Progress:
+    def _advance(self, chunk: Chunk, result: StepResult) -> Progress:
         sequence = chunk.sequence
         self._blocks.advance(sequence, chunk.length)
         if not chunk.samples:
-            num_ready = self._blocks.num_full(sequence)
-            return Progress(sequence.key, num_ready, num_cached=sequence.num_cached)
-        self._running.remove(ticket)
-        ticket.state = _State.HELD
+            return Progress(sequence.key, self._blocks.num_full(sequence), num_cached=sequence.num_cached)
+        self._running.remove(sequence)
+        self._held.append(sequence)
         token = result.tokens[sequence.key]
         return Progress(sequence.key, len(sequence.block_ids), token, num_cached=sequence.num_cached)
 

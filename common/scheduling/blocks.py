@@ -1,0 +1,84 @@
+"""The blocks of sequences: found in the prefix cache, taken, published when full, released. Used by both schedulers."""
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
+from common.scheduling.sequence import Sequence
+
+
+class SequenceBlocks:
+    """Moves blocks between one pool and the sequences of one scheduler."""
+
+    def __init__(self, pool: BlockPool, prefix: PrefixCache, block_size: int) -> None:
+        self._pool = pool
+        self._prefix = prefix
+        self._block_size = block_size
+        self._refused: Sequence | None = None
+        self._num_free_wanted = 0
+        """With fewer free blocks than this, another look at the prefix cache for `_refused` is in vain."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the whole pool holds."""
+        return self._pool.num_total * self._block_size
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Return how many blocks the sequence's present tokens need beyond those that it has."""
+        return -(-len(sequence.token_ids) // self._block_size) - len(sequence.block_ids)
+
+    def num_full(self, sequence: Sequence) -> int:
+        """Return how many leading blocks of the sequence are full and computed."""
+        return sequence.num_computed // self._block_size
+
+    def acquire(self, sequence: Sequence, num_spare: int = 0) -> bool:
+        """Give a sequence without blocks its cached prefix and take the blocks for all its other tokens.
+
+        Its last token is always left to compute. False, and the sequence has nothing, unless `num_spare` blocks would
+        stay free.
+        """
+        num_free = self._pool.num_free
+        if sequence is self._refused and num_free < self._num_free_wanted:
+            return False
+        self._look_up(sequence)
+        num_missing = self.num_missing(sequence)
+        if num_missing + num_spare <= self._pool.num_free and self.grow(sequence):
+            self._refused = None
+            return True
+        self._refused = sequence
+        self._num_free_wanted = num_missing + num_free - self._pool.num_free
+        self.release(sequence)
+        return False
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Take what the sequence's present tokens lack; False, and nothing changes, if there is not enough."""
+        num_missing = self.num_missing(sequence)
+        if not num_missing:
+            return True
+        taken = self._pool.take(num_missing)
+        if taken is None:
+            return False
+        sequence.block_ids += taken
+        return True
+
+    def advance(self, sequence: Sequence, length: int) -> None:
+        """Record that the next `length` tokens are computed; publish the blocks that this completes."""
+        before = sequence.num_computed // self._block_size
+        sequence.num_computed += length
+        if sequence.num_computed // self._block_size > before:
+            self._prefix.publish(sequence.token_ids, sequence.hash_chain, sequence.block_ids, sequence.num_computed)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Make sure that nobody hits the sequence's blocks: their content is suspect."""
+        self._prefix.forget(sequence.block_ids)
+
+    def release(self, sequence: Sequence) -> None:
+        """Let go of every block; the sequence keeps its tokens and would compute them all again."""
+        self._pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed = 0
+        sequence.num_cached = 0
+
+    def _look_up(self, sequence: Sequence) -> None:
+        assert not sequence.block_ids
+        sequence.block_ids = self._prefix.match(sequence.token_ids, sequence.hash_chain, sequence.num_tokens - 1)
+        sequence.num_cached = len(sequence.block_ids) * self._block_size
+        sequence.num_computed = sequence.num_cached
