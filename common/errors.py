@@ -23,7 +23,8 @@ TandemError
 │   ├── MalformedRecord
 │   ├── IncompatiblePeer
 │   ├── PeerUnreachable
-│   └── StalePage
+│   ├── StalePage
+│   └── StalePlacement
 └── StartupError                a process refuses to start; its message is one line for a person
     ├── InvalidSetting
     ├── ModelUnusable
@@ -171,6 +172,15 @@ class PeerUnreachable(PeerError):
 
 class StalePage(PeerError):
     """A page reference no longer names the content it was made for."""
+
+
+class StalePlacement(PeerError):
+    """The placement was withdrawn, or a newer one of its request exists."""
+
+    def __init__(self, request: str, placement: int) -> None:
+        super().__init__(f"placement {placement} of request {request} is stale")
+        self.request = request
+        self.placement = placement
 
 
 class StartupError(TandemError):

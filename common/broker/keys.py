@@ -1,0 +1,78 @@
+"""Every Redis key of Tandem. All keys of one model share a hash tag, so that scripts stay atomic on a Redis Cluster.
+
+`tandem:{<model>}:` +  type    holds                                          written by           ends after
+---------------------  ------  ---------------------------------------------  -------------------  --------------------
+workers                hash    worker -> what placement looks at (packed)     beat, leave          1 h without a beat
+records                hash    worker -> WorkerRecord                         beat, leave          1 h without a beat
+loads                  hash    worker -> WorkerLoad                           beat, leave          1 h without a beat
+card                   string  ModelCard                                      publish_card, beat   card TTL after a beat
+gateways               zset    gateway -> end of its lease (ms)               beat_gateway, place  1 h without a beat
+pulse                  hash    last beat of anybody, end of the grace time    beats                1 h without a beat
+waiting                zset    request -> arrival (us)                        place, drain         1 h without a write
+parked                 hash    request -> Job of a waiting request            place, drain         1 h without a write
+places                 hash    request -> its placement and where (packed)    place, drain         record TTL, by `ages`
+ages                   zset    request -> last change of its place (ms)       place, drain         record TTL
+jobs:<worker>:<epoch>  stream  Jobs of one incarnation of a worker            place, drain         stream TTL of a beat
+held:<worker>:<epoch>  hash    entry of that stream -> blocks it reserves     place, drain         as its stream
+prefill:<fingerprint>  stream  PrefillTasks, group `prefill`                  publish, claim       task TTL of a publish
+
+`tandem:models`        zset    model -> last beat of any of its workers (ms)  beat                 1 h without a beat
+
+"drain" moves waiting jobs to workers; it is part of the scripts of place, withdraw and every decode worker's beat.
+"""
+
+from typing import Final
+from urllib.parse import quote
+
+from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
+
+MODELS: Final = "tandem:models"
+
+
+def escape(name: str) -> str:
+    """Return `name` without braces, colons, blanks and control characters; different names stay different."""
+    return quote(name, safe="/@+", errors="surrogatepass")
+
+
+class Keys:
+    """The keys of one model."""
+
+    def __init__(self, model: ModelName) -> None:
+        assert model, "an empty hash tag would spread the keys over the cluster"
+        self._prefix = f"tandem:{{{escape(model)}}}:"
+        self.workers: Final = self._prefix + "workers"
+        self.records: Final = self._prefix + "records"
+        self.loads: Final = self._prefix + "loads"
+        self.card: Final = self._prefix + "card"
+        self.gateways: Final = self._prefix + "gateways"
+        self.pulse: Final = self._prefix + "pulse"
+        self.waiting: Final = self._prefix + "waiting"
+        self.parked: Final = self._prefix + "parked"
+        self.places: Final = self._prefix + "places"
+        self.ages: Final = self._prefix + "ages"
+
+    @property
+    def queue(self) -> tuple[str, ...]:
+        """The fixed keys of every script that moves jobs, in the order that `queue.lua` expects."""
+        return (self.workers, self.gateways, self.waiting, self.parked, self.places, self.ages, self.pulse)
+
+    @property
+    def registry(self) -> tuple[str, ...]:
+        """The keys of what workers say about themselves."""
+        return (self.workers, self.records, self.loads)
+
+    def lane(self, worker: WorkerId, epoch: Epoch) -> tuple[str, str]:
+        """The stream of one incarnation of a worker and the reservations of its entries."""
+        return self.jobs(worker, epoch), self.held(worker, epoch)
+
+    def jobs(self, worker: WorkerId, epoch: Epoch) -> str:
+        """Stream of jobs for one incarnation of a worker."""
+        return f"{self._prefix}jobs:{escape(worker)}:{epoch}"
+
+    def held(self, worker: WorkerId, epoch: Epoch) -> str:
+        """Blocks reserved by the entries of that stream."""
+        return f"{self._prefix}held:{escape(worker)}:{epoch}"
+
+    def prefill(self, fingerprint: Fingerprint) -> str:
+        """Stream of prefill tasks that any worker of this fingerprint may take."""
+        return f"{self._prefix}prefill:{escape(fingerprint)}"

@@ -1,0 +1,33 @@
+"""How long the broker's records live and how much it holds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerPolicy:
+    """The same for every process of a cluster; both brokers take it. Defaults assume a beat every two seconds."""
+
+    worker_ttl_s: float = 6.0
+    """A worker whose last beat is older gets no jobs and is not listed."""
+    gateway_ttl_s: float = 6.0
+    """Waiting jobs of a gateway whose last beat is older vanish."""
+    model_ttl_s: float = 60.0
+    """A model without any worker for so long is unknown; longer than a restart, which is 503 and not 404."""
+    card_ttl_s: float = 3600.0
+    record_ttl_s: float = 120.0
+    """How long a repeated place or a late withdraw of the same request is recognised."""
+    task_ttl_s: float = 3600.0
+    """A prefill stream to which nobody has published for so long vanishes."""
+    max_waiting: int = 1024
+    retry_after_s: float = 1.0
+    """What a request refused for a full waiting set is told."""
+    max_deliveries: int = 4
+    """A prefill task taken over more often than that kills its workers: it is dropped."""
+    consumer_idle_s: float = 300.0
+    """A consumer without tasks that has not read for so long is removed from its group."""
+
+    @property
+    def stream_ttl_s(self) -> float:
+        """Life of a worker's stream after its last beat; longer than the worker counts as alive, so that a frozen
+        Redis does not lose jobs of workers that beat again at once."""
+        return 10 * self.worker_ttl_s
