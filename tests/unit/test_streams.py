@@ -1,0 +1,148 @@
+"""A gateway's stream shows each token once, from the right worker and placement, and never a stitched continuation."""
+
+import asyncio
+
+import pytest
+
+from common.messages.chain import chain_of
+from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
+from common.messages.sampling import SamplingParams
+from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
+from gateway.streams import PlacementFailed, PlacementLost, Source, Stream, StreamItem
+from proto import worker_pb2 as pb
+
+DECODE = Source(WorkerId("decode-0"), Epoch(1))
+OTHER = Source(WorkerId("decode-1"), Epoch(2))
+PREFILL = Source(WorkerId("prefill-0"), Epoch(3))
+
+
+def make_stream(max_tokens: int = 8, stop_ids: tuple[int, ...] = (2,)) -> Stream:
+    sampling = SamplingParams(seed=1, max_tokens=max_tokens, stop_ids=stop_ids)
+    stream = Stream(GenerateRequest(RequestId("r"), ModelName("m"), [5, 6], sampling))
+    stream.begin_placement()
+    return stream
+
+
+def accepted(placement: int = 1) -> pb.FeedEvent:
+    return pb.FeedEvent(request="r", placement=placement, accepted=pb.Accepted())
+
+
+def tokens(index: int, ids: list[int], before: list[int], *, early: bool = False, placement: int = 1) -> pb.FeedEvent:
+    frame = pb.Tokens(index=index, ids=ids, chain=chain_of(before), is_early=early)
+    return pb.FeedEvent(request="r", placement=placement, tokens=frame)
+
+
+def finished(num_generated: int, reason: str = "length") -> pb.FeedEvent:
+    return pb.FeedEvent(request="r", placement=1, finished=pb.Finished(reason=reason, num_generated=num_generated))
+
+
+async def drain(stream: Stream, count: int) -> list[StreamItem]:
+    async with asyncio.timeout(1):
+        return [await stream.next() for _ in range(count)]
+
+
+async def test_tokens_then_end() -> None:
+    stream = make_stream()
+    for event in (accepted(), tokens(0, [7], []), tokens(1, [8, 9], [7]), finished(3)):
+        assert stream.take(DECODE, event)
+    assert await drain(stream, 3) == [
+        TokenDelta(0, (7,)),
+        TokenDelta(1, (8, 9)),
+        EndOfStream(FinishReason.LENGTH, 3),
+    ]
+
+
+async def test_the_early_copy_is_shown_once() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    assert stream.take(PREFILL, tokens(0, [7], [], early=True))
+    assert stream.take(DECODE, tokens(0, [7], []))
+    assert stream.take(DECODE, tokens(1, [8], [7]))
+    assert await drain(stream, 2) == [TokenDelta(0, (7,)), TokenDelta(1, (8,))]
+    assert stream.shown == [7, 8]
+
+
+async def test_a_late_early_copy_changes_nothing() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, tokens(0, [7], []))
+    stream.take(PREFILL, tokens(0, [9], [], early=True))
+    assert stream.shown == [7]
+
+
+@pytest.mark.parametrize(
+    "event", [tokens(0, [9], []), tokens(1, [8], [9])], ids=["repeats another token", "continues another token"]
+)
+async def test_a_diverging_worker_loses_the_placement(event: pb.FeedEvent) -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(PREFILL, tokens(0, [7], [], early=True))
+    stream.take(DECODE, event)
+    shown, lost = await drain(stream, 2)
+    assert shown == TokenDelta(0, (7,))
+    assert isinstance(lost, PlacementLost)
+    assert stream.shown == [7]
+
+
+async def test_missing_frames_lose_the_placement() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, tokens(1, [8], [7]))
+    assert isinstance((await drain(stream, 1))[0], PlacementLost)
+    assert stream.shown == []
+
+
+async def test_an_end_that_counts_more_tokens_loses_the_placement() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, tokens(0, [7], []))
+    stream.take(DECODE, finished(2))
+    assert isinstance((await drain(stream, 2))[1], PlacementLost)
+
+
+async def test_old_placements_and_other_workers_are_outdated() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    assert not stream.take(OTHER, accepted())
+    assert not stream.take(OTHER, tokens(0, [7], []))
+    stream.begin_placement()
+    assert not stream.take(DECODE, tokens(0, [7], [], placement=1))
+    assert stream.shown == []
+
+
+async def test_the_next_placement_continues_what_was_shown() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, tokens(0, [7], []))
+    stream.begin_placement()
+    stream.take(OTHER, accepted(2))
+    assert stream.take(OTHER, tokens(1, [8], [7], placement=2))
+    assert stream.shown == [7, 8]
+
+
+async def test_failures_are_told_apart() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, pb.FeedEvent(placement=1, failed=pb.Failed(message="draining", is_retryable=True)))
+    stream.take(DECODE, pb.FeedEvent(placement=1, failed=pb.Failed(message="NaN", code="invalid_logits")))
+    assert await drain(stream, 2) == [PlacementLost("draining"), PlacementFailed("invalid_logits", "NaN")]
+
+
+async def test_only_the_holder_of_the_placement_can_lose_it() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.lose(OTHER, "gone")
+    stream.lose(DECODE, "killed")
+    assert await drain(stream, 1) == [PlacementLost("killed")]
+
+
+async def test_a_lost_terminal_event_is_recognised() -> None:
+    at_limit = make_stream(max_tokens=1)
+    at_limit.take(DECODE, accepted())
+    at_limit.take(DECODE, tokens(0, [7], []))
+    assert at_limit.finished_by_shown() == EndOfStream(FinishReason.LENGTH, 1)
+    stopped = make_stream()
+    stopped.take(DECODE, accepted())
+    stopped.take(DECODE, tokens(0, [2], []))
+    assert stopped.finished_by_shown() == EndOfStream(FinishReason.STOP, 1)
+    assert make_stream().finished_by_shown() is None
