@@ -1,0 +1,193 @@
+"""What a stranger, an impostor or a broken peer can do to the listeners of page transfer: nothing."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import IncompatiblePeer, PeerUnreachable
+from common.messages.ids import Epoch
+from common.messages.registry import TransferEndpoint
+from common.transfer import handshake
+from common.transfer.connection import Connection
+from common.transfer.host import host_id
+from common.transfer.pool_memory import PoolMemory
+from common.transfer.tcp_source import TcpSource
+from tests.support.page_network import DEADLINE_S, SECRET, Network
+from tests.support.pools import copies, fill, is_copied, make_pool
+
+
+@pytest.fixture(params=["shm", "tcp"])
+async def wire(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Network]:
+    """The transports that have a listener."""
+    network = Network(request.param, tmp_path)
+    async with asyncio.timeout(60), network.stack:
+        yield network
+
+
+class TestAuthentication:
+    async def test_another_secret_is_refused(self, wire: Network, caplog: pytest.LogCaptureFixture) -> None:
+        theirs, ours = make_pool(), make_pool()
+        endpoint = await wire.source(theirs, secret="another").start()
+        with pytest.raises(IncompatiblePeer, match="secret"):
+            await wire.puller(ours).connect(endpoint, theirs.header.epoch)
+        assert SECRET not in caplog.text
+
+    async def test_a_source_that_does_not_know_the_secret_is_refused(self, wire: Network) -> None:
+        theirs, ours = make_pool(), make_pool()
+        endpoint = await wire.source(theirs).start()
+        listener = await Impostor.replace(wire, endpoint)
+        with pytest.raises(IncompatiblePeer, match="secret"):
+            await wire.puller(ours).connect(listener.endpoint, theirs.header.epoch)
+        await listener.close()
+
+
+class Impostor:
+    """Answers every puller with a welcome that proves nothing."""
+
+    def __init__(self, server: asyncio.Server, endpoint: TransferEndpoint) -> None:
+        self._server = server
+        self.endpoint = endpoint
+
+    @classmethod
+    async def replace(cls, wire: Network, endpoint: TransferEndpoint) -> "Impostor":
+        if wire.kind == "tcp":
+            server = await asyncio.start_server(cls._serve, "127.0.0.1", 0)
+            return cls(server, TransferEndpoint("127.0.0.1", server.sockets[0].getsockname()[1]))
+        path = str(wire.directory / "impostor.sock")
+        return cls(await asyncio.start_unix_server(cls._serve, path), TransferEndpoint("", 0, host_id(), path))
+
+    @staticmethod
+    async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(handshake._CHALLENGE.pack(b"tandemP1", bytes(32)))
+        await reader.readexactly(handshake._CLAIM.size)
+        writer.write(handshake._ANSWER.pack(0, 16, bytes(32)))
+        writer.close()
+
+    async def close(self) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+
+class MarkerFile:
+    """A pickle of this creates a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return Path.touch, (self._path,)
+
+
+def hostile_payloads(marker: Path) -> dict[str, bytes]:
+    return {
+        "pickle": pickle.dumps(MarkerFile(marker)),
+        "msgpack ext": b"\xc9\x00\x00\x00\x10\x05" + bytes(16),
+        "length prefix 2^31": struct.pack("<I", 2**31) + struct.pack(">I", 2**31) + bytes(256),
+        "deep arrays": b"\x91" * 100_000,
+        "wrong magic": b"tandemXX" + bytes(80),
+        "shape 10^12": handshake._CLAIM.pack(b"tandemP1", bytes(32), 1, 10**12, bytes(32)),
+        "random": os.urandom(100_000),
+        "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(200),
+    }
+
+
+class TestHostilePeers:
+    async def test_garbage_ends_its_own_connection_only(
+        self, wire: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        theirs, ours = make_pool(), make_pool()
+        fill(theirs, [1], generation=1)
+        endpoint = await wire.source(theirs).start()
+        marker = tmp_path / "marker"
+        for payload in hostile_payloads(marker).values():
+            await asyncio.to_thread(send_and_wait_for_end, endpoint, payload)
+        await wire.puller(ours).pull(endpoint, theirs.header.epoch, copies([(1, 1)], 1))
+        assert is_copied(ours, 1, 1, 1)
+        assert not marker.exists()
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+    async def test_a_silent_peer_is_dropped(self, wire: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("shm_source", "tcp_source"):
+            monkeypatch.setattr(f"common.transfer.{module}.HANDSHAKE_TIMEOUT_S", 0.1)
+        endpoint = await wire.source(make_pool()).start()
+        await asyncio.to_thread(send_and_wait_for_end, endpoint, b"tan", half_close=False)
+
+    async def test_a_source_that_never_answers_is_unreachable(
+        self, wire: Network, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in ("shm_peer", "tcp_peer"):
+            monkeypatch.setattr(f"common.transfer.{module}.HANDSHAKE_TIMEOUT_S", 0.1)
+        family = socket.AF_INET if wire.kind == "tcp" else socket.AF_UNIX
+        with socket.socket(family) as silent:
+            silent.bind(("127.0.0.1", 0) if wire.kind == "tcp" else str(wire.directory / "silent.sock"))
+            silent.listen()
+            name = silent.getsockname()
+            endpoint = TransferEndpoint(*name) if wire.kind == "tcp" else TransferEndpoint("", 0, host_id(), name)
+            with pytest.raises(PeerUnreachable):
+                await wire.puller(make_pool()).connect(endpoint, Epoch(1))
+
+    async def test_garbage_after_the_handshake_ends_the_connection(self) -> None:
+        theirs = make_pool()
+        source = TcpSource(theirs, SECRET, "127.0.0.1")
+        endpoint = await source.start()
+        requests = [
+            struct.pack("<4sIQ", b"tpRq", 2**31, theirs.header.epoch),
+            struct.pack("<4sIQ", b"tpRq", 0, theirs.header.epoch),
+            struct.pack("<4sIQ", b"tpRq", 1, theirs.header.epoch ^ 1),
+            struct.pack("<4sIQ", b"XXXX", 1, theirs.header.epoch),
+            struct.pack("<4sIQ", b"tpRq", 1, theirs.header.epoch) + struct.pack("<IQ", 2**32 - 1, 0),
+        ]
+        for request in requests:
+            sock = await authenticated(endpoint, theirs)
+            await asyncio.to_thread(finish, sock, request, half_close=False)
+        await source.close()
+
+    async def test_too_many_connections_are_refused(self, wire: Network) -> None:
+        endpoint = await wire.source(make_pool()).start()
+        held = [connect_raw(endpoint) for _ in range(128)]
+        for sock in held:  # the challenge shows that the connection was accepted
+            assert await asyncio.to_thread(sock.recv, 1)
+        await asyncio.to_thread(send_and_wait_for_end, endpoint, b"", half_close=False)
+        for sock in held:
+            sock.close()
+
+
+def connect_raw(endpoint: TransferEndpoint) -> socket.socket:
+    if endpoint.socket is None:
+        sock = socket.create_connection((endpoint.host, endpoint.port))
+    else:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(endpoint.socket)
+    sock.settimeout(DEADLINE_S)
+    return sock
+
+
+def send_and_wait_for_end(endpoint: TransferEndpoint, payload: bytes, *, half_close: bool = True) -> None:
+    finish(connect_raw(endpoint), payload, half_close=half_close)
+
+
+def finish(sock: socket.socket, payload: bytes, *, half_close: bool) -> None:
+    """Send, then read until the other side ends the connection; fails by a timeout if it does not."""
+    with sock, contextlib.suppress(ConnectionError):
+        sock.sendall(payload)
+        if half_close:
+            sock.shutdown(socket.SHUT_WR)
+        while sock.recv(65536):
+            pass
+
+
+async def authenticated(endpoint: TransferEndpoint, pool: PoolMemory) -> socket.socket:
+    """Return a raw connection behind the handshake."""
+    connection = Connection(connect_raw(endpoint), "source")
+    secret = handshake.Secret.of(SECRET)
+    await handshake.introduce(connection, secret, handshake.Transport.TCP, pool.header.epoch, pool.header.page_bytes)
+    connection.sock.settimeout(DEADLINE_S)
+    return connection.sock
