@@ -1,11 +1,11 @@
-"""SIGTERM and SIGINT as events: the first asks the process to drain, the second to hurry."""
+"""SIGTERM and SIGINT (and a lost terminal) as events: the first asks the process to drain, the second to hurry."""
 
 import asyncio
 import signal
 from types import TracebackType
 from typing import Self
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:
@@ -19,14 +19,16 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
+        # Whoever started us with nohup wants a lost terminal to be ignored.
+        self._handled = [number for number in STOP_SIGNALS if not _is_hangup_ignored(number)]
+        for number in self._handled:
             self._loop.add_signal_handler(number, self.receive)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number in STOP_SIGNALS:
+        for number in self._handled:
             self._loop.remove_signal_handler(number)
 
     def receive(self) -> None:
@@ -34,3 +36,7 @@ class StopSignals:
         if self.stop.is_set():
             self.hurry.set()
         self.stop.set()
+
+
+def _is_hangup_ignored(number: signal.Signals) -> bool:
+    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

@@ -1,7 +1,6 @@
 """What the workers of one model are told about the model, the KV cache and the batch; `tandem up` takes the same."""
 
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from common.errors import InvalidSetting
 from common.settings.process import ProcessSettings
@@ -9,7 +8,6 @@ from common.settings.readers import auto, integer, number, power_of_two, size_by
 from common.settings.setting import setting
 
 DEFAULT_MODEL = "smollm2"
-MODEL_SUFFIXES = (".gguf", ".safetensors")
 TRANSFERS = ("auto", "shm", "tcp")
 DTYPES = ("auto", "bfloat16", "float32")
 DISAGGREGATIONS = ("auto", "always", "never")
@@ -62,11 +60,3 @@ class EngineSettings(ProcessSettings):
             raise InvalidSetting(
                 "chunk_size", self.chunk_size, f"must not exceed token_budget ({self.token_budget} tokens)"
             )
-
-    @property
-    def model_name(self) -> str:
-        """Name under which clients ask for the model: `served_name`, else the last part of `model`."""
-        if self.served_name:
-            return self.served_name
-        name = PurePath(self.model)
-        return name.stem if name.suffix.lower() in MODEL_SUFFIXES else name.name

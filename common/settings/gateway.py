@@ -18,8 +18,9 @@ class GatewayProcessSettings(ProcessSettings):
     host: str = setting("127.0.0.1", "address to listen on for clients", text)
     port: int = setting(DEFAULT_PORT, "port for clients", port_number)
     reuse_port: bool = setting(False, "let several gateways of one host share the port", boolean)
-    max_body: int = setting(32 * MIB, "largest request body, e.g. 32MiB", size_bytes)
+    max_body_bytes: int = setting(8 * MIB, "largest request body, e.g. 8MiB", size_bytes)
     max_concurrent_requests: int = setting(1024, "requests in progress before new ones get 503", integer(1))
+    vllm_metrics: bool = setting(False, "also export metrics under the names of vLLM", boolean)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,1 @@
+"""All processes of one host: how they are started, watched, found again and stopped."""

@@ -1,0 +1,160 @@
+"""One seat of a cluster and the process that sits in it: started, watched, started again, and stopped at last."""
+
+import asyncio
+import contextlib
+import enum
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import StartupError
+from common.lifecycle.exit_codes import EXIT_CONFIG
+from common.lifecycle.orphan import command_under
+from tandem.cluster.backoff import Backoff
+
+MAX_STARTS = 3
+"""Lives that a process gets before the cluster is ready for the first time: a bug must not look like a slow start."""
+
+TAIL_BYTES = 8192
+NUM_ERROR_CHARS = 600
+
+
+class ChildRole(enum.StrEnum):
+    """What a supervised process does."""
+
+    REDIS = "redis"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    GATEWAY = "gateway"
+
+
+WORKER_ROLES = frozenset({ChildRole.PREFILL, ChildRole.DECODE})
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """How to start one process. `grace_s`: how long it may take to leave after SIGTERM."""
+
+    name: str
+    role: ChildRole
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    grace_s: float
+
+
+class Child:
+    """Owns the process of one seat. `on_change` is called whenever the process changes."""
+
+    def __init__(self, spec: ChildSpec, log_file: Path, on_change: Callable[[], None]) -> None:
+        self.spec = spec
+        self._log_file = log_file
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._backoff = Backoff()
+        self._is_settled = False
+
+    @property
+    def pid(self) -> int | None:
+        """Who sits here now, None between two lives."""
+        return None if self._process is None else self._process.pid
+
+    def settle(self) -> None:
+        """The cluster is ready: from now on the process is started again however often it dies."""
+        self._is_settled = True
+
+    async def keep(self) -> None:
+        """Run the process until `stop`; start it again when it dies.
+
+        Raises `StartupError` when it refuses to start, or keeps dying before the cluster was ready.
+        """
+        try:
+            while not self._stopping.is_set():
+                await self._live()
+        finally:
+            self._gone.set()
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Ask the process to leave; kill it, and what it started, when its grace is over or `hurry` is set."""
+        self._stopping.set()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+        if not await _is_set_within(self._gone, hurry, self.spec.grace_s):
+            self._kill()
+            await self._gone.wait()
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        with self._log_file.open("ab") as log:
+            log_start = log.tell()
+            self._process = await self._spawn(log.fileno())
+        self._on_change()
+        try:
+            code = await self._process.wait()
+        except asyncio.CancelledError:
+            self._kill()
+            raise
+        self._process = None
+        self._on_change()
+        if not self._stopping.is_set():
+            delay_s = self._backoff.delay_after(loop.time() - started_s)
+            self._refuse_if_hopeless(code, log_start)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    async def _spawn(self, log: int) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *command_under(os.getpid(), self.spec.command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self.spec.environment,
+            process_group=0,  # Ctrl-C in the terminal reaches the supervisor alone, which stops the others in order
+        )
+        if self._stopping.is_set():  # stopped while it was being started
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        return process
+
+    def _refuse_if_hopeless(self, code: int, log_start: int) -> None:
+        line = last_line(self._log_file, log_start)
+        if code == EXIT_CONFIG:
+            raise StartupError(f"{self.spec.name}: {line or 'refused to start'}")
+        if not self._is_settled and self._backoff.num_deaths >= MAX_STARTS:
+            raise StartupError(
+                f"{self.spec.name} {_death(code)} {MAX_STARTS} times while starting ({self._log_file}): {line}"
+            )
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def last_line(file: Path, start: int) -> str:
+    """Return the last line with anything on it that was written behind `start` (bytes)."""
+    with file.open("rb") as log:
+        end = log.seek(0, os.SEEK_END)
+        log.seek(max(start, end - TAIL_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+    return next((line.strip()[:NUM_ERROR_CHARS] for line in reversed(lines) if line.strip()), "")
+
+
+def _death(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+async def _is_set_within(event: asyncio.Event, hurry: asyncio.Event, limit_s: float) -> bool:
+    """Wait for `event`, but not after `hurry` is set nor for longer than `limit_s`; return whether it is set."""
+    waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(hurry.wait())]
+    try:
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return event.is_set()

@@ -1,0 +1,31 @@
+"""Divides the cores of a host among its workers: two workers on one core halve each other, and threads that outnumber
+the cores wait for each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShare:
+    """What one worker gets: the cores it is pinned to (none: not pinned) and its number of threads."""
+
+    cores: tuple[int, ...]
+    num_threads: int
+
+
+def share_cores(cores: Sequence[int], num_usable: int, num_workers: int, num_threads: int | None) -> list[CoreShare]:
+    """Return one share per worker.
+
+    `num_usable` counts the cores that a quota lets run at once; with fewer of them than workers nobody is pinned.
+    `num_threads` overrides the size of every share.
+    """
+    usable = cores[:num_usable] if num_usable == len(cores) else ()
+    if len(usable) < num_workers:
+        threads = num_threads or max(1, num_usable // max(1, num_workers))
+        return [CoreShare((), threads)] * num_workers
+    shares = []
+    for worker in range(num_workers):
+        first, behind = (len(usable) * edge // num_workers for edge in (worker, worker + 1))
+        own = tuple(usable[first:behind])
+        shares.append(CoreShare(own, num_threads or len(own)))
+    return shares

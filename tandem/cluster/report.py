@@ -1,0 +1,112 @@
+"""What `tandem status` knows: the supervisor's processes joined with what the workers say about themselves."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from common.broker.overview import Overview
+from common.messages.registry import WorkerState
+from tandem.cluster.child import WORKER_ROLES, ChildRole
+from tandem.cluster.identity import is_running
+from tandem.cluster.state import ClusterState, ProcessEntry
+
+READY = "ready"
+NOT_READY = "not ready"
+STARTING = "starting"
+DEAD = "dead"
+UNREGISTERED = "unregistered"
+"""Runs, but the registry does not know it: still starting, frozen, or without its Redis."""
+
+
+class KVBlocks(msgspec.Struct, frozen=True):
+    """Blocks of a worker's cache."""
+
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+
+
+class ProcessReport(msgspec.Struct, frozen=True):
+    """One process; what only workers have is None for the others."""
+
+    name: str
+    role: str
+    pid: int | None
+    epoch: int | None
+    address: str
+    health: str
+    kv: KVBlocks | None = None
+    running: int | None = None
+    waiting: int | None = None
+    reserved: int | None = None
+    steps: int | None = None
+
+
+class QueueReport(msgspec.Struct, frozen=True):
+    """Lengths of the queues over all models; None: Redis did not answer."""
+
+    waiting_jobs: int | None
+    prefill_tasks: int | None
+
+
+class StatusReport(msgspec.Struct, frozen=True):
+    """Everything that `tandem status` shows."""
+
+    processes: tuple[ProcessReport, ...]
+    queues: QueueReport
+
+
+def report_of(state: ClusterState | None, overview: Overview | None, *, is_gateway_ready: bool) -> StatusReport:
+    """Join what the supervisor wrote and what Redis holds; either may be missing."""
+    workers = overview.workers if overview else ()
+    processes: list[ProcessReport] = []
+    if state is not None:
+        processes.append(_supervisor(state))
+        processes += [
+            _supervised(state, entry, workers, is_gateway_ready, overview is not None) for entry in state.processes
+        ]
+    known = {process.pid for process in processes if process.role in WORKER_ROLES}
+    processes += [_worker(row) for row in workers if row.record.pid not in known]
+    queues = QueueReport(overview.num_waiting_jobs, overview.num_prefill_tasks) if overview else QueueReport(None, None)
+    return StatusReport(tuple(processes), queues)
+
+
+def _supervisor(state: ClusterState) -> ProcessReport:
+    health = READY if state.is_ready else STARTING
+    return ProcessReport("supervisor", "supervisor", state.supervisor.pid, None, "", health)
+
+
+def _supervised(
+    state: ClusterState,
+    entry: ProcessEntry,
+    workers: Sequence[WorkerState],
+    is_gateway_ready: bool,
+    is_redis_there: bool,
+) -> ProcessReport:
+    pid = entry.ref.pid if entry.ref is not None and is_running(entry.ref) else None
+    if entry.role in WORKER_ROLES:
+        row = next((row for row in workers if row.record.pid == pid and row.record.worker == entry.name), None)
+        if row is not None:
+            return _worker(row)
+        return ProcessReport(entry.name, entry.role, pid, None, "", DEAD if pid is None else UNREGISTERED)
+    is_ready = is_gateway_ready if entry.role == ChildRole.GATEWAY else is_redis_there
+    address = f"{state.host}:{state.port}" if entry.role == ChildRole.GATEWAY else ""
+    health = DEAD if pid is None else READY if is_ready else NOT_READY
+    return ProcessReport(entry.name, entry.role, pid, None, address, health)
+
+
+def _worker(row: WorkerState) -> ProcessReport:
+    record, load = row.record, row.load
+    return ProcessReport(
+        name=record.worker,
+        role=record.role,
+        pid=record.pid,
+        epoch=record.epoch,
+        address=record.address,
+        health=load.health,
+        kv=KVBlocks(load.blocks_total, load.blocks_free, load.blocks_cached),
+        running=load.num_running,
+        waiting=load.num_waiting,
+        reserved=load.num_reserved,
+        steps=load.num_steps,
+    )

@@ -1,0 +1,115 @@
+"""`tandem status`: every process of a cluster and the lengths of its queues."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from rich.table import Table
+
+from common.broker.overview import Observer, Overview
+from common.errors import BrokerUnavailable, StartupError
+from common.lifecycle.exit_codes import EXIT_OK
+from common.settings.parse import parse
+from common.settings.readers import auto, boolean, path, text
+from common.settings.setting import setting
+from tandem.cluster.gateway_probe import is_ready
+from tandem.cluster.redis_server import shown_address
+from tandem.cluster.report import ProcessReport, StatusReport, report_of
+from tandem.cluster.state import DEFAULT_STATE_DIR, ClusterState, StateDir
+from tandem.console import notes, say, table_console
+
+COLUMNS = ("name", "role", "pid", "health", "address", "blocks free/total", "cached", "running", "waiting", "reserved")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusSettings:
+    """Show every process of a cluster and the lengths of its queues.
+
+    --json prints {"processes": [{"name", "role", "pid", "epoch", "address", "health", "kv": {"blocks_total",
+    "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps"}], "queues": {"waiting_jobs",
+    "prefill_tasks"}}; what only workers have is null for the others.
+    """
+
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "folder that was given to `tandem up`", path)
+    redis_url: str | None = setting(
+        None, "ask this Redis for workers instead of a state directory", auto(text), is_shown=False
+    )
+    json: bool = setting(False, "print JSON", boolean)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the status; raise `StartupError` if there is no cluster to show."""
+    settings = parse(StatusSettings, argv, os.environ, "tandem status")
+    report = asyncio.run(_read(settings))
+    if settings.json:
+        say(msgspec.json.encode(report).decode())
+    else:
+        _show(report)
+    return EXIT_OK
+
+
+async def _read(settings: StatusSettings) -> StatusReport:
+    if settings.redis_url is not None:
+        overview = await _overview(settings.redis_url)
+        if overview is None:
+            raise StartupError(f"no usable Redis at {shown_address(settings.redis_url)}")
+        return report_of(None, overview, is_gateway_ready=False)
+    state_dir = StateDir(settings.state_dir)
+    state = state_dir.read_running()
+    if state is None:
+        raise StartupError(f"no cluster runs in {state_dir.path} (start one with: tandem up)")
+    overview, is_gateway_ready = await asyncio.gather(_overview(state.redis_url), _is_gateway_ready(state))
+    return report_of(state, overview, is_gateway_ready=is_gateway_ready)
+
+
+async def _overview(redis_url: str) -> Overview | None:
+    observer = Observer(redis_url)
+    try:
+        return await observer.overview()
+    except BrokerUnavailable:
+        return None
+    finally:
+        await observer.close()
+
+
+async def _is_gateway_ready(state: ClusterState) -> bool:
+    async with aiohttp.ClientSession() as session:
+        return await is_ready(session, state.url)
+
+
+def _show(report: StatusReport) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("name", "role", "health", "address") else "right")
+    for process in report.processes:
+        table.add_row(*_row(process))
+    table_console().print(table)
+    queues = report.queues
+    if queues.waiting_jobs is None:
+        notes.print("Redis does not answer: nothing is known about workers and queues")
+    else:
+        say(f"queues: {queues.waiting_jobs} waiting jobs, {queues.prefill_tasks} prefill tasks")
+
+
+def _row(process: ProcessReport) -> tuple[str, ...]:
+    kv = process.kv
+    return (
+        process.name,
+        process.role,
+        _shown(process.pid),
+        process.health,
+        process.address,
+        f"{kv.blocks_free}/{kv.blocks_total}" if kv else "",
+        _shown(kv.blocks_cached if kv else None),
+        _shown(process.running),
+        _shown(process.waiting),
+        _shown(process.reserved),
+    )
+
+
+def _shown(number: int | None) -> str:
+    return "" if number is None else str(number)
