@@ -4,12 +4,13 @@ Pages that a receiver may be writing into have two owners, the sequence and the 
 `LetGo`, so a cancelled sequence's pages reach nobody else while a copy is still running.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
+from common.errors import DoesNotFit
 from common.messages.ids import BlockId, EntryId
 from common.runtime.engine import EngineLoad
 from common.scheduling.emission import Emission
@@ -35,7 +36,7 @@ class Absorb:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Every page of the sequence is in place and `token` is its next one: decode on."""
+    """`token` is the sequence's next one, and every page is in place unless it is also its last."""
 
     key: SequenceKey
     token: int
@@ -75,18 +76,32 @@ class Reserved:
     block_ids: tuple[BlockId, ...]
 
 
-Event = Reserved | Emission
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The sequence can never run here."""
+
+    key: SequenceKey
+    reason: str
+
+
+Event = Reserved | Refused | Emission
 
 
 class DecodeCore:
     """Drives a `DecodeScheduler`; see `common.runtime.engine.Core`."""
 
     def __init__(
-        self, scheduler: DecodeScheduler, pool: BlockPool, prefix: PrefixCache, local_prefill_max_tokens: int
+        self,
+        scheduler: DecodeScheduler,
+        pool: BlockPool,
+        prefix: PrefixCache,
+        block_size: int,
+        local_prefill_max_tokens: int,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
         self._prefix = prefix
+        self._block_size = block_size
         self._local_prefill_max_tokens = local_prefill_max_tokens
         self._lent: dict[SequenceKey, tuple[BlockId, ...]] = {}
         self._absorbed: EntryId | None = None
@@ -98,8 +113,8 @@ class DecodeCore:
                 return self._admit(command)
             case Absorb(entry):
                 self._absorbed = entry
-            case Activate(key, token, num_cached):
-                return self._activate(key, token, num_cached)
+            case Activate():
+                return self._activate(command)
             case FallBack(key):
                 self._scheduler.fall_back(key)
             case Cancel(key):
@@ -132,28 +147,28 @@ class DecodeCore:
             absorbed=self._absorbed,
         )
 
-    def _admit(self, command: Admit) -> Iterator[Event]:
+    def _admit(self, command: Admit) -> Iterable[Event]:
         sequence = command.sequence
         is_remote = command.may_go_remote and self._num_uncached(sequence) > self._local_prefill_max_tokens
-        refusal = self._scheduler.add(sequence, Intake.REMOTE if is_remote else Intake.LOCAL)
-        if refusal is not None:
-            yield refusal
+        try:
+            self._scheduler.add(sequence, Intake.REMOTE if is_remote else Intake.LOCAL)
+        except DoesNotFit as error:
+            return (Refused(sequence.key, str(error)),)
+        return ()
 
     def _num_uncached(self, sequence: Sequence) -> int:
-        hit = self._prefix.match(sequence.token_ids, sequence.cache_salt, sequence.num_tokens - 1)
+        hit = self._prefix.match(sequence.token_ids, sequence.hash_chain, sequence.num_tokens - 1)
         self._pool.release(hit)
-        return sequence.num_tokens - len(hit) * self._prefix.block_size
+        return sequence.num_tokens - len(hit) * self._block_size
 
-    def _activate(self, key: SequenceKey, token: int, num_cached: int) -> Iterable[Event]:
-        sequence = self._scheduler.sequence(key)
-        if sequence is None:  # cancelled meanwhile
-            return ()
-        sequence.num_cached = max(sequence.num_cached, num_cached)
-        emission = self._scheduler.activate(key, token)
+    def _activate(self, command: Activate) -> Iterable[Event]:
+        emission = self._scheduler.conclude(command.key, command.token, command.num_cached)
+        if emission is None:
+            emission = self._scheduler.activate(command.key, command.token, command.num_cached)
         return () if emission is None else (emission,)
 
     def _lend(self, sequence: Sequence) -> Reserved:
-        first_block = sequence.num_cached // self._prefix.block_size
+        first_block = sequence.num_cached // self._block_size
         missing = tuple(sequence.block_ids[first_block:])
         self._pool.share(missing)
         self._lent[sequence.key] = missing

@@ -4,15 +4,15 @@ import time
 
 from common.messages.ids import GatewayId
 from common.runtime.feeds import FeedHub
-from common.scheduling.emission import Emission
+from common.scheduling.emission import Emission, FailureCode
 from decode_worker.ledger import Ledger, Live
 from proto import worker_pb2 as pb
 
 FAILURE_TEXTS = {
-    "invalid_logits": "the model computed no valid probabilities for this request",
-    "too_long": "the request needs more KV cache than this worker has",
-    "preempted": "the request was preempted too often",
+    FailureCode.INVALID_LOGITS: "the model computed no valid probabilities for this request",
+    FailureCode.PREEMPTED: "the request lost its KV pages to older ones too often",
 }
+RETRYABLE = frozenset({FailureCode.PREEMPTED})
 
 
 class Emitter:
@@ -34,8 +34,8 @@ class Emitter:
         if live.decoding_ns is None:
             live.decoding_ns = time.time_ns()
         if emission.failure is not None:
-            text = FAILURE_TEXTS.get(emission.failure, "the engine could not go on with this request")
-            self.failed(live, emission.failure, text, is_retryable=False)
+            is_retryable = emission.failure in RETRYABLE
+            self.failed(live, emission.failure, FAILURE_TEXTS[emission.failure], is_retryable=is_retryable)
             return live
         if emission.token_ids:
             tokens = pb.Tokens(index=emission.index, ids=emission.token_ids, chain=emission.chain)

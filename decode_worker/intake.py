@@ -142,6 +142,7 @@ class Intake:
         sequence = Sequence(
             live.key, ids + shown, len(ids), job.sampling, next(self._arrivals), cache_salt=job.cache_salt
         )
+        live.ids = prompt + job.shown
         self._emitter.accepted(live, needs_prompt=False)
         self._submit(Admit(sequence, self._may_go_remote()))
 

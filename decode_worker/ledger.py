@@ -18,9 +18,10 @@ MAX_TOMBSTONES = 10_000
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """One accepted placement. `prompt` is set once the ids are here."""
+    """One accepted placement. `ids` (packed, shown tokens included) is set once the prompt is here."""
 
     job: Job
+    ids: bytes | None = None
     accepted_ns: int = field(default_factory=time.time_ns)
     decoding_ns: int | None = None
     prompt_timer: asyncio.TimerHandle | None = None

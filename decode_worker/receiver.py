@@ -1,8 +1,8 @@
 """Receives remote prefills: publishes tasks, binds claimers, pulls their pages, and falls back to a local prefill.
 
-Life of a reception: pages reserved -> task published (try n) -> bound -> pages announced and pulled while the next chunk
-computes -> committed -> activated. A lost try is followed by the next one, the last by a local prefill. On every way
-out the pulls are stopped before the pages are let go, the task is deleted by us, its author, and the claimer is told.
+Life of a reception: pages reserved -> task published (try n) -> bound -> pages announced and pulled while the next
+chunk computes -> committed -> activated. A lost try is followed by the next one, the last by a local prefill. On every
+way out the pulls are stopped before the pages are let go, we delete the task as its author, and its claimer is told.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from common.broker.protocols import TaskQueue
 from common.errors import BrokerUnavailable, PeerError, PeerUnreachable
 from common.lifecycle.uninterrupted import uninterrupted
-from common.messages.codec import pack_ids
 from common.messages.ids import EntryId, Epoch, TryNumber, WorkerId
 from common.messages.job import PrefillTask
 from common.messages.registry import Role, WorkerRecord
@@ -79,11 +78,12 @@ class Receiver:
         self._on_lost = on_lost
         self._receptions: dict[SequenceKey, Reception] = {}
 
-    def begin(self, live: Live, ids: list[int], reserved: Reserved) -> None:
-        """Start to receive a sequence whose pages are reserved."""
-        reception = Reception(reserved.key, pack_ids(ids), reserved.first_block, reserved.block_ids)
+    def begin(self, live: Live, ids: bytes, reserved: Reserved) -> None:
+        """Start to receive a sequence (packed `ids`) whose pages are reserved."""
+        stop_ids = frozenset(live.job.sampling.stop_ids)
+        reception = Reception(reserved.key, ids, stop_ids, reserved.first_block, reserved.block_ids)
         self._receptions[reserved.key] = reception
-        reception.task = asyncio.create_task(self._receive(reception, live, len(ids)), name=f"receive-{live.key}")
+        reception.task = asyncio.create_task(self._receive(reception, live, len(ids) // 4), name=f"receive-{live.key}")
 
     def drop(self, key: SequenceKey) -> None:
         """Cancel a reception; its pages are let go when its pulls have stopped."""

@@ -67,10 +67,12 @@ class Attempt:
         self.arrived.update(block_indices)
         self._settle()
 
-    def take_commit(self, commit: Commit) -> None:
-        """Note the first token; a repeated commit changes nothing."""
+    def take_commit(self, commit: Commit, *, is_last: bool) -> None:
+        """Note the first token; a repeated commit changes nothing. The last token of an answer needs no pages."""
         if self.commit is None:
             self.commit = commit
+        if is_last and not self.outcome.done():
+            self.outcome.set_result(self.commit)
         self._settle()
 
     async def stop(self) -> None:
@@ -90,6 +92,7 @@ class Reception:
 
     key: SequenceKey
     ids: bytes
+    stop_ids: frozenset[int]
     first_block: int
     block_ids: Sequence[BlockId]
     attempt: Attempt | None = None

@@ -10,8 +10,8 @@ from common.messages.ids import Epoch, Fingerprint, PlacementNumber, RequestId, 
 from common.messages.registry import WorkerRecord
 from common.runtime.peers import Peers
 from common.scheduling.sequence import SequenceKey
-from decode_worker.reception import Attempt, Commit, Reception
 from decode_worker.receiver import Receiver
+from decode_worker.reception import Attempt, Commit, Reception
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeServicer
 
@@ -66,7 +66,8 @@ class HandoverServicer(DecodeServicer):
         if request.failure:
             attempt.lose(f"the prefill failed: {request.failure}")
         else:
-            attempt.take_commit(Commit(request.token, request.num_cached_tokens))
+            is_last = request.token in reception.stop_ids
+            attempt.take_commit(Commit(request.token, request.num_cached_tokens), is_last=is_last)
         return pb.VerdictReply(verdict=pb.VERDICT_GO)
 
     async def _source(self, worker: WorkerId, epoch: Epoch) -> WorkerRecord | None:
@@ -84,6 +85,6 @@ class HandoverServicer(DecodeServicer):
         reception = self._receiver.find(key)
         return reception, None if reception is None else reception.current(binding)
 
-    def _refusal(self, reception: Reception | None) -> pb.Verdict:
+    def _refusal(self, reception: Reception | None) -> "pb.Verdict.ValueType":
         self.num_stale += 1
         return pb.VERDICT_CANCELLED if reception is None else pb.VERDICT_STALE

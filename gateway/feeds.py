@@ -6,6 +6,8 @@ Workers are judged by these connections, not by Redis: a feed that breaks or fal
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -15,6 +17,9 @@ from common.rpc.channels import Channels
 from gateway.streams import Source
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import WorkerStub
+
+if TYPE_CHECKING:
+    from proto.worker_pb2_grpc import WorkerAsyncStub
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +53,13 @@ class Feeds:
         for source in self._records.keys() - self._tasks.keys():
             task = asyncio.create_task(self._follow(source), name=f"feed-{source.worker}")
             self._tasks[source] = task
-            task.add_done_callback(lambda _, source=source: self._tasks.pop(source, None))
+            task.add_done_callback(partial(self._forget, source))
 
     def is_connected(self, source: Source) -> bool:
         """Whether events of that worker would reach us now."""
         return source in self._connected
 
-    def stub(self, source: Source) -> WorkerStub | None:
+    def stub(self, source: Source) -> "WorkerAsyncStub | None":
         """Return a client of that worker, None if it is not known (any more)."""
         record = self._records.get(source)
         return None if record is None else WorkerStub(self._channels.channel(record.address, record.epoch))
@@ -65,6 +70,9 @@ class Feeds:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, source: Source, _: asyncio.Task[None]) -> None:
+        self._tasks.pop(source, None)
 
     async def _follow(self, source: Source) -> None:
         while (record := self._records.get(source)) is not None:

@@ -6,6 +6,7 @@ The first token goes to the gateway first (the early copy), then to the decode w
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -17,6 +18,9 @@ from prefill_worker.core import SpanReady
 from prefill_worker.holdings import Holding, Holdings
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeStub
+
+if TYPE_CHECKING:
+    from proto.worker_pb2_grpc import DecodeAsyncStub
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +68,14 @@ class Announcer:
             logger.warning("lost %s while announcing: %s", holding.author.worker, error.code().name)
             self._holdings.end(holding.key)
 
-    async def _tell(self, stub: DecodeStub, holding: Holding, span: SpanReady) -> pb.Verdict:
+    async def _tell(self, stub: "DecodeAsyncStub", holding: Holding, span: SpanReady) -> "pb.Verdict.ValueType":
         if span.failure is not None:
-            verdict = await self._commit(stub, holding, pb.CommitRequest(failure=span.failure))
-            self._holdings.end(holding.key)
-            return verdict
+            await self._commit(stub, holding, pb.CommitRequest(failure=span.failure))
+            return pb.VERDICT_CANCELLED  # nothing is left to hold
         if span.token is not None:
             self._send_early_copy(holding, span.token)
             self._on_done(holding, span)
-        verdict: pb.Verdict = pb.VERDICT_GO
+        verdict = pb.VERDICT_GO
         pages = [
             pb.PageRef(block_index=page.block_index, page=page.page, generation=page.generation)
             for page in span.pages
@@ -86,7 +89,9 @@ class Announcer:
             verdict = await self._commit(stub, holding, commit)
         return verdict
 
-    async def _commit(self, stub: DecodeStub, holding: Holding, commit: pb.CommitRequest) -> pb.Verdict:
+    async def _commit(
+        self, stub: "DecodeAsyncStub", holding: Holding, commit: pb.CommitRequest
+    ) -> "pb.Verdict.ValueType":
         commit.binding.CopyFrom(holding.binding)
         commit.epoch = self._epoch
         return (await stub.Commit(commit, timeout=RPC_TIMEOUT_S)).verdict

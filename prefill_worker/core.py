@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from common.cache.pool import BlockPool
+from common.errors import DoesNotFit
 from common.messages.ids import BlockId, Generation
 from common.runtime.engine import EngineLoad
 from common.scheduling.plan import StepPlan, StepResult
+from common.scheduling.progress import Progress
 from common.scheduling.sequence import Sequence, SequenceKey
-from prefill_worker.scheduler import PrefillScheduler, Progress
+from prefill_worker.scheduler import PrefillScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,7 @@ class PrefillCore:
         """Apply one command."""
         match command:
             case Admit(sequence):
-                refusal = self._scheduler.add(sequence)
-                return () if refusal is None else (self._span(refusal),)
+                return self._admit(sequence)
             case Release(key):
                 self._scheduler.release(key)
                 self._num_announced.pop(key, None)
@@ -90,14 +91,19 @@ class PrefillCore:
             num_steps=num_steps,
         )
 
+    def _admit(self, sequence: Sequence) -> Iterable[SpanReady]:
+        try:
+            self._scheduler.add(sequence)
+        except DoesNotFit as error:
+            return (SpanReady(sequence.key, (), None, 0, str(error)),)
+        return ()
+
     def _span(self, progress: Progress) -> SpanReady:
-        sequence = self._scheduler.sequence(progress.key)
-        if sequence is None or progress.failure is not None:
-            return SpanReady(progress.key, (), None, 0, progress.failure or "internal")
         first = self._num_announced.get(progress.key, 0)
         self._num_announced[progress.key] = progress.num_ready_blocks
+        sequence = self._scheduler.sequence(progress.key)
+        blocks = [] if sequence is None else sequence.block_ids[first : progress.num_ready_blocks]
         pages = tuple(
-            PageReady(index, block, self._pool.generation(block))
-            for index, block in enumerate(sequence.block_ids[first : progress.num_ready_blocks], start=first)
+            PageReady(index, block, self._pool.generation(block)) for index, block in enumerate(blocks, start=first)
         )
-        return SpanReady(progress.key, pages, progress.token, sequence.num_cached, None)
+        return SpanReady(progress.key, pages, progress.token, progress.num_cached, progress.failure)

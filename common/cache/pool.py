@@ -11,12 +11,23 @@ free, and before a cached block is taken for something else. While a block is ca
 content is still what the references say.
 """
 
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from common.messages.ids import BlockId, Generation
 
 Evicted = Callable[[BlockId], None]
 """Told that a kept block is about to be reused: its content is no longer there."""
+
+
+class Generations(Protocol):
+    """One generation number per block: a list, or the table in shared memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, block: int, /) -> int: ...
+
+    def __setitem__(self, block: int, generation: int, /) -> None: ...
 
 
 class BlockPool:
@@ -25,7 +36,7 @@ class BlockPool:
     `generations` has one entry per block and belongs to the owner of the pages (it may lie in shared memory).
     """
 
-    def __init__(self, num_blocks: int, generations: MutableSequence[int]) -> None:
+    def __init__(self, num_blocks: int, generations: Generations) -> None:
         assert len(generations) == num_blocks
         self._generations = generations
         self._num_owners = [0] * num_blocks

@@ -18,7 +18,7 @@ from common.model.card import build_card
 from common.model.checkpoint import Checkpoint, open_checkpoint
 from common.model.config import ModelConfig
 from common.model.fingerprint import fingerprint
-from common.model.locate import locate_model
+from common.model.locate import default_model_name, locate_model
 from common.settings.engine import EngineSettings
 from common.transfer.pool_memory import PoolMemory
 
@@ -36,6 +36,7 @@ class Foundation:
     """`num_blocks` pages of `layout` in `memory`; `max_context` in tokens."""
 
     epoch: Epoch
+    model: ModelName
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
@@ -49,7 +50,8 @@ class Foundation:
 
 def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:
     """Open the model and map the pool; raises a `StartupError` that says what does not fit."""
-    checkpoint = open_checkpoint(locate_model(settings.model))
+    path = locate_model(settings.model)
+    checkpoint = open_checkpoint(path)
     config = checkpoint.config
     device = _device(settings.device)
     dtype_name = _dtype_name(settings.dtype, device)
@@ -57,11 +59,11 @@ def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:
     max_context = _max_context(settings, config)
     num_blocks = _num_blocks(settings, layout, max_context)
     mark = fingerprint(checkpoint.model_hash(), config, layout)
-    model = ModelName(settings.model_name)
+    model = ModelName(settings.served_name or default_model_name(path))
     card = build_card(checkpoint, model=model, fingerprint=mark, max_context=max_context, created=int(time.time()))
     memory = PoolMemory.create(layout, num_blocks, epoch)
     return Foundation(
-        epoch, checkpoint, device, DTYPES[dtype_name], layout, num_blocks, max_context, mark, card, memory
+        epoch, model, checkpoint, device, DTYPES[dtype_name], layout, num_blocks, max_context, mark, card, memory
     )
 
 

@@ -1,0 +1,232 @@
+"""The edge of a worker process, the same for both roles: listeners, feeds, peers, heartbeat and the engine thread.
+
+A worker is composed of this and of what its role adds (`decode_worker.worker`, `prefill_worker.worker`). Everything
+here belongs to the event loop, except the insides of the engine thread.
+"""
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from common.broker.redis_broker import RedisBroker
+from common.lifecycle.signals import StopSignals
+from common.messages.ids import EntryId, GatewayId, WorkerId
+from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
+from common.model.llama import LlamaModel
+from common.rpc.channels import Channels
+from common.rpc.server import bind, make_server
+from common.runtime.engine import Core, EngineLoad, EngineThread, StepReport
+from common.runtime.feeds import FeedHub
+from common.runtime.foundation import Foundation
+from common.runtime.heart import Heart
+from common.runtime.pages import allocate_pages
+from common.runtime.peers import Peers
+from common.runtime.runner import ModelRunner
+from common.settings.worker import WorkerSettings
+from common.telemetry.endpoint import HealthReport, serve_health
+from common.telemetry.metrics import WorkerMetrics
+from common.transfer.pool_source import PoolSource
+
+logger = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+
+
+def _ignore() -> None:
+    """Nobody wants to know."""
+
+
+class WorkerEdge(Generic[CommandT, EventT]):
+    """Life: constructed -> `register` (visible, loading) -> `load_model` -> `serve` -> `leave`."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        role: Role,
+        foundation: Foundation,
+        on_gateway_lost: Callable[[GatewayId], None],
+    ) -> None:
+        self.settings = settings
+        self.role = role
+        self.foundation = foundation
+        self.worker = WorkerId(settings.worker_id or f"{role}-{os.uname().nodename}")
+        self.metrics = WorkerMetrics(CollectorRegistry())
+        self.broker = RedisBroker.connect(settings.redis_url or "", foundation.model)
+        self.peers = Peers(self.broker.registry, foundation.fingerprint)
+        self.channels = Channels(settings.secret)
+        self.server = make_server(settings.secret)
+        self.feeds = FeedHub(on_gateway_lost)
+        self.health = WorkerHealth.LOADING
+        self.load = EngineLoad(foundation.num_blocks, foundation.num_blocks, 0)
+        self.engine: EngineThread[CommandT, EventT] | None = None
+        self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._sources = PoolSource(
+            foundation.memory,
+            settings.secret,
+            settings.host,
+            advertised_host=settings.reachable_host,
+            socket=None if settings.transfer == "tcp" else self._socket_path(),
+        )
+        self._loading_fraction = 0.0
+        self._heart: Heart | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def register(self) -> None:
+        """Open the listeners and appear in the registry as loading."""
+        settings, foundation = self.settings, self.foundation
+        port = bind(self.server, settings.host, settings.port)
+        endpoint = await self._sources.start()
+        await self.server.start()
+        metrics_port = await serve_health(settings.host, settings.metrics_port, self.metrics.registry, self._report)
+        record = WorkerRecord(
+            worker=self.worker,
+            role=self.role,
+            epoch=foundation.epoch,
+            model=foundation.model,
+            fingerprint=foundation.fingerprint,
+            address=f"{settings.reachable_host}:{port}",
+            pid=os.getpid(),
+            num_blocks=foundation.num_blocks,
+            block_size=foundation.layout.block_size,
+            max_context=foundation.max_context,
+            max_sequences=settings.max_sequences,
+            transfer=endpoint,
+            metrics_address=f"{settings.reachable_host}:{metrics_port}",
+        )
+        self._heart = Heart(self.broker.registry, record, foundation.card, self._worker_load)
+        self.spawn(self._heart.run(), "heart")
+        self.spawn(self.peers.watch(), "peers")
+
+    async def load_model(
+        self, core: Core[CommandT, EventT], on_event: Callable[[EventT], None], on_load: Callable[[], None] = _ignore
+    ) -> None:
+        """Load the weights and start the engine; from then on the worker is ready.
+
+        `on_load` is called when the engine's load has changed.
+        """
+        model = await asyncio.to_thread(self._load_weights)
+        foundation = self.foundation
+        buffer = foundation.memory.pages if foundation.device.type == "cpu" else None
+        pages = allocate_pages(foundation.layout, foundation.num_blocks, buffer, foundation.device)
+        self.engine = EngineThread(core, ModelRunner(model, pages, foundation.layout.block_size))
+
+        def take_report(report: StepReport[EventT]) -> None:
+            for event in report.events:
+                on_event(event)
+            if self._note(report):
+                on_load()
+
+        self.engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
+        self.health = WorkerHealth.READY
+        self.touch()
+
+    def submit(self, command: CommandT) -> None:
+        """Give the engine a command; before it runs there is nothing to command."""
+        if self.engine is not None:
+            self.engine.submit(command)
+
+    def touch(self) -> None:
+        """Tell the registry about a change soon."""
+        if self._heart is not None:
+            self._heart.touch()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a loop of the worker until it leaves; one that fails ends the worker."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.append(task)
+        task.add_done_callback(self._note_end)
+
+    async def serve(self, signals: StopSignals, is_idle: Callable[[], bool]) -> int:
+        """Work until a signal, then drain: no new work, running work finished. Returns the exit code."""
+        stop = asyncio.ensure_future(signals.stop.wait())
+        futures: set[asyncio.Future[Any]] = {stop, self.crashed}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if self.crashed.done():
+            logger.error("leaving after a failure: %r", self.crashed.result())
+            return 1
+        self.health = WorkerHealth.DRAINING
+        self.touch()
+        await self._drain(signals, is_idle)
+        return 0
+
+    async def leave(self) -> None:
+        """Leave the registry, then close everything."""
+        for task in self._tasks:
+            task.remove_done_callback(self._note_end)
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._heart is not None:
+            await self._heart.leave()
+        await self.server.stop(grace=0.5)
+        await self._sources.close()
+        if self.engine is not None:
+            await asyncio.to_thread(self.engine.stop)
+        await self.channels.close()
+        await self.broker.close()
+
+    def _load_weights(self) -> LlamaModel:
+        foundation = self.foundation
+        return LlamaModel.load(foundation.checkpoint, foundation.dtype, self._note_progress, foundation.device)
+
+    def _note_progress(self, fraction: float) -> None:
+        self._loading_fraction = fraction  # called in the loading thread; read by the next heartbeat
+
+    def _note(self, report: StepReport[EventT]) -> bool:
+        has_changed = report.load != self.load
+        self.load = report.load
+        self.feeds.num_steps = report.load.num_steps
+        self.metrics.note_step(report.step_s, report.num_tokens, report.load)
+        if has_changed:
+            self.touch()
+        return has_changed
+
+    def _note_crash(self, error: BaseException) -> None:
+        if not self.crashed.done():
+            self.crashed.set_result(error)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)
+            self._note_crash(error)
+
+    async def _drain(self, signals: StopSignals, is_idle: Callable[[], bool]) -> None:
+        hurry = asyncio.create_task(signals.hurry.wait())
+        try:
+            async with asyncio.timeout(self.settings.drain_s):
+                while not is_idle() and not hurry.done():
+                    await asyncio.wait({hurry}, timeout=0.05)
+        except TimeoutError:
+            logger.warning("work is left after %.0f s of draining", self.settings.drain_s)
+        finally:
+            hurry.cancel()
+
+    def _worker_load(self) -> WorkerLoad:
+        load = self.load
+        return WorkerLoad(
+            health=self.health,
+            blocks_total=load.blocks_total,
+            blocks_free=load.blocks_free,
+            blocks_cached=load.blocks_cached,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_reserved=load.num_reserved,
+            num_steps=load.num_steps,
+            absorbed=None if load.absorbed is None else EntryId(load.absorbed),
+            loading_fraction=1.0 if self.health is not WorkerHealth.LOADING else self._loading_fraction,
+        )
+
+    def _report(self) -> HealthReport:
+        return HealthReport(is_ready=self.health is WorkerHealth.READY, reason=str(self.health))
+
+    def _socket_path(self) -> Path:
+        folder = self.settings.socket_dir or Path(tempfile.mkdtemp(prefix="tandem-"))
+        return folder / f"{self.worker}.sock"

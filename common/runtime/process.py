@@ -1,0 +1,28 @@
+"""Starts a worker process: settings, cores and threads first, then everything that counts cores when it is imported."""
+
+import asyncio
+import importlib
+import os
+import sys
+
+from common.lifecycle.cores import pin_to, usable_cores
+from common.settings.parse import parse
+from common.settings.worker import WorkerSettings
+from common.telemetry.logs import setup_logging
+from common.telemetry.traces import setup_tracing
+
+
+def start_worker(package: str) -> int:
+    """Run the worker of `package` ("prefill_worker", "decode_worker") until told to stop; returns the exit code."""
+    settings = parse(WorkerSettings, sys.argv[1:], os.environ, f"python -m {package}")
+    pin_to(settings.cpus)
+    num_threads = settings.threads or usable_cores()
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    setup_logging(settings.worker_id or package, settings.log_level, fmt=settings.log_format)
+    setup_tracing(package.replace("_", "-"), settings.otlp_endpoint)
+    import torch  # after the environment is set: its pools read it once
+
+    torch.set_num_threads(num_threads)
+    worker = importlib.import_module(f"{package}.worker")
+    code: int = asyncio.run(worker.run(settings))
+    return code

@@ -1,0 +1,180 @@
+"""Wires a decode worker: engine events to gateways, jobs to the engine, prefill workers to the receiver."""
+
+import asyncio
+import logging
+import time
+from typing import cast
+
+from common.telemetry.traces import record_span
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
+from common.lifecycle.epochs import new_epoch
+from common.lifecycle.signals import StopSignals
+from common.messages.ids import GatewayId
+from common.messages.registry import Role
+from common.runtime.edge import WorkerEdge
+from common.runtime.foundation import Foundation, lay_foundation
+from common.runtime.servicer import GatewayServicer
+from common.scheduling.emission import Emission
+from common.settings.worker import WorkerSettings
+from common.transfer.host import host_id
+from common.transfer.puller import Puller, PullReport, TransferMode
+from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved
+from decode_worker.emitter import Emitter
+from decode_worker.intake import Intake, Limits
+from decode_worker.ledger import Ledger, Live
+from decode_worker.receiver import Author, Received, Receiver
+from decode_worker.releases import Leases, Releases
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.servicer import HandoverServicer
+from proto.worker_pb2_grpc import add_DecodeServicer_to_server, add_WorkerServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeWorker:
+    """One decode worker process."""
+
+    def __init__(self, settings: WorkerSettings, foundation: Foundation) -> None:
+        self._settings = settings
+        self._edge: WorkerEdge[Command, Event] = WorkerEdge(settings, Role.DECODE, foundation, self._lose_gateway)
+        edge = self._edge
+        self._ledger = Ledger()
+        self._emitter = Emitter(edge.feeds, self._ledger)
+        mode = cast(TransferMode, settings.transfer)  # one of its choices
+        self._puller = Puller(foundation.memory, settings.secret, host_id(), mode, self._note_pull)
+        self._releases = Releases(edge.channels, foundation.epoch)
+        self._receiver = Receiver(
+            Author(edge.worker, foundation.epoch),
+            edge.broker.tasks(foundation.fingerprint),
+            edge.peers,
+            self._puller,
+            self._releases,
+            edge.submit,
+            self._note_received,
+            self._note_lost_try,
+        )
+        self._leases = Leases(edge.channels, edge.worker, foundation.epoch, settings.lease_s, self._receiver.attempts)
+        limits = Limits(foundation.checkpoint.config.vocab_size, foundation.max_context)
+        self._intake = Intake(
+            edge.broker.jobs,
+            self._ledger,
+            self._emitter,
+            edge.submit,
+            self._receiver.drop,
+            self._may_go_remote,
+            limits,
+        )
+
+    async def run(self, signals: StopSignals) -> int:
+        """Serve until told to stop; returns the exit code."""
+        edge = self._edge
+        foundation = edge.foundation
+        self._handover = HandoverServicer(self._receiver, edge.peers, foundation.fingerprint, self._settings.lease_s)
+        add_WorkerServicer_to_server(GatewayServicer(foundation.epoch, edge.feeds, self._intake), edge.server)
+        add_DecodeServicer_to_server(self._handover, edge.server)
+        try:
+            await edge.register()
+            await edge.load_model(self._core(), self._take)
+            intake = asyncio.create_task(self._intake.run(edge.worker, foundation.epoch))
+            intake.add_done_callback(self._end_if_failed)
+            edge.spawn(self._releases.run(), "releases")
+            edge.spawn(self._leases.run(), "leases")
+            code = await edge.serve(signals, lambda: not len(self._ledger))
+            intake.cancel()
+            self._hand_back()
+            return code
+        finally:
+            await edge.leave()
+            await self._puller.close()
+
+    def _core(self) -> DecodeCore:
+        settings, foundation = self._settings, self._edge.foundation
+        block_size = settings.block_size
+        pool = BlockPool(foundation.num_blocks, foundation.memory.generations)
+        prefix = PrefixCache(pool, block_size, foundation.fingerprint)
+        scheduler = DecodeScheduler(
+            pool,
+            prefix,
+            block_size=block_size,
+            max_sequences=settings.max_sequences,
+            token_budget=settings.token_budget,
+            chunk_size=settings.chunk_size,
+            max_context=foundation.max_context,
+        )
+        local_max = 0 if settings.disaggregation == "always" else settings.local_prefill_max_tokens
+        return DecodeCore(scheduler, pool, prefix, block_size, local_max)
+
+    def _may_go_remote(self) -> bool:
+        return self._settings.disaggregation != "never" and bool(self._edge.peers.ready(Role.PREFILL))
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Emission():
+                self._emit(event)
+            case Reserved(key):
+                live = self._ledger.get(key)
+                if live is not None and live.ids is not None:
+                    self._receiver.begin(live, live.ids, event)
+                else:  # cancelled meanwhile: nobody receives into the lent pages
+                    self._edge.submit(LetGo(key))
+            case Refused(key, reason):
+                live = self._ledger.get(key)
+                if live is not None:
+                    self._emitter.failed(live, "too_long", reason, is_retryable=False)
+                    self._ledger.close(key)
+
+    def _emit(self, emission: Emission) -> None:
+        ended = self._emitter.emit(emission)
+        if ended is not None:
+            self._ledger.close(ended.key)
+            self._record_decode(ended, emission)
+
+    def _hand_back(self) -> None:
+        """Give what could not be finished to other workers."""
+        for live in self._ledger.all():
+            self._emitter.failed(live, "worker_draining", "the worker is leaving", is_retryable=True)
+            self._intake.close(live.key)
+
+    def _lose_gateway(self, gateway: GatewayId) -> None:
+        self._intake.cancel_gateway(gateway)
+
+    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._edge.crashed.set_result(task.exception() or RuntimeError("intake ended"))
+
+    def _note_pull(self, report: PullReport) -> None:
+        self._edge.metrics.note_pull(report.transport, report.num_bytes, report.duration_s)
+
+    def _note_received(self, received: Received) -> None:
+        self._edge.metrics.note_handover("remote")
+        record_span(
+            "transfer",
+            received.live.job.traceparent,
+            received.started_ns,
+            received.ended_ns,
+            {"tandem.transfer.pages": received.num_pages, "tandem.prefill.worker": received.source.worker},
+        )
+
+    def _note_lost_try(self, outcome: str) -> None:
+        self._edge.metrics.note_handover(outcome)
+
+    def _record_decode(self, live: Live, emission: Emission) -> None:
+        record_span(
+            "decode",
+            live.job.traceparent,
+            live.decoding_ns or live.accepted_ns,
+            time.time_ns(),
+            {
+                "gen_ai.usage.output_tokens": emission.index + len(emission.token_ids),
+                "tandem.worker": self._edge.worker,
+            },
+        )
+
+
+async def run(settings: WorkerSettings) -> int:
+    """Run a decode worker until a signal ends it."""
+    with StopSignals() as signals:
+        foundation = await asyncio.to_thread(lay_foundation, settings, new_epoch())
+        return await DecodeWorker(settings, foundation).run(signals)

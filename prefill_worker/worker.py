@@ -1,0 +1,121 @@
+"""Wires a prefill worker: tasks to the engine, finished spans to the announcer, leases to the holdings."""
+
+import asyncio
+import logging
+import time
+
+from common.telemetry.traces import record_span
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
+from common.lifecycle.epochs import new_epoch
+from common.lifecycle.signals import StopSignals
+from common.messages.ids import GatewayId
+from common.messages.registry import Role, WorkerHealth
+from common.runtime.edge import WorkerEdge
+from common.runtime.foundation import Foundation, lay_foundation
+from common.runtime.servicer import GatewayServicer
+from common.settings.worker import WorkerSettings
+from prefill_worker.announcer import Announcer
+from prefill_worker.core import Command, PrefillCore, SpanReady
+from prefill_worker.holdings import Holding, Holdings
+from prefill_worker.intake import Intake
+from prefill_worker.scheduler import PrefillScheduler
+from prefill_worker.servicer import LeaseServicer, PrefillDesk
+from proto.worker_pb2_grpc import add_PrefillServicer_to_server, add_WorkerServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+REAP_S = 0.5
+
+MAX_RUNNING = 8
+"""Prompts computed side by side: more would only make each first token later."""
+
+
+class PrefillWorker:
+    """One prefill worker process."""
+
+    def __init__(self, settings: WorkerSettings, foundation: Foundation) -> None:
+        self._settings = settings
+        self._edge: WorkerEdge[Command, SpanReady] = WorkerEdge(settings, Role.PREFILL, foundation, self._lose_gateway)
+        edge = self._edge
+        self._holdings = Holdings(edge.submit)
+        self._announcer = Announcer(foundation.epoch, edge.channels, edge.feeds, self._holdings, self._note_done)
+        self._intake = Intake(
+            edge.worker,
+            foundation.epoch,
+            foundation.fingerprint,
+            edge.broker.tasks(foundation.fingerprint),
+            edge.peers,
+            edge.channels,
+            self._holdings,
+            edge.submit,
+            self._announcer.follow,
+            self._has_room,
+        )
+
+    async def run(self, signals: StopSignals) -> int:
+        """Serve until told to stop; returns the exit code."""
+        edge = self._edge
+        add_WorkerServicer_to_server(GatewayServicer(edge.foundation.epoch, edge.feeds, PrefillDesk()), edge.server)
+        add_PrefillServicer_to_server(LeaseServicer(edge.foundation.epoch, self._holdings), edge.server)
+        try:
+            await edge.register()
+            await edge.load_model(self._core(), self._announcer.deliver, self._intake.touch)
+            edge.spawn(self._reap(), "reaper")
+            edge.spawn(self._intake.sweep(), "sweeper")
+            edge.spawn(self._intake.run(), "intake")
+            return await edge.serve(signals, lambda: not len(self._holdings))
+        finally:
+            await edge.leave()
+
+    def _core(self) -> PrefillCore:
+        settings, foundation = self._settings, self._edge.foundation
+        block_size = settings.block_size
+        pool = BlockPool(foundation.num_blocks, foundation.memory.generations)
+        prefix = PrefixCache(pool, block_size, foundation.fingerprint)
+        scheduler = PrefillScheduler(
+            pool,
+            prefix,
+            block_size=block_size,
+            token_budget=settings.token_budget,
+            chunk_size=settings.chunk_size,
+        )
+        return PrefillCore(scheduler, pool)
+
+    def _has_room(self) -> bool:
+        load = self._edge.load
+        is_open = self._edge.health is WorkerHealth.READY
+        return is_open and load.num_waiting == 0 and load.num_running < MAX_RUNNING
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_S)
+            for holding in self._holdings.reap():
+                self._edge.metrics.note_handover("lease_expired")
+                logger.warning(
+                    "lease over: %s let go", holding.author.worker, extra={"request_id": holding.task.request}
+                )
+
+    def _lose_gateway(self, gateway: GatewayId) -> None:
+        """Nothing is held for gateways: the decode workers cancel what theirs had asked for."""
+
+    def _note_done(self, holding: Holding, span: SpanReady) -> None:
+        record_span(
+            "prefill",
+            holding.task.traceparent,
+            holding.claimed_ns,
+            time.time_ns(),
+            {
+                "gen_ai.usage.input_tokens": holding.task.num_tokens,
+                "tandem.prefill.cached_tokens": span.num_cached,
+                "tandem.worker": self._edge.worker,
+            },
+        )
+
+
+async def run(settings: WorkerSettings) -> int:
+    """Run a prefill worker until a signal ends it."""
+    with StopSignals() as signals:
+        foundation = await asyncio.to_thread(lay_foundation, settings, new_epoch())
+        return await PrefillWorker(settings, foundation).run(signals)

@@ -1,0 +1,89 @@
+"""Feeds carry every event in order to whoever reads for a gateway, and give up a gateway that stays away."""
+
+import asyncio
+
+import pytest
+
+from common.messages.ids import GatewayId
+from common.runtime import feeds as feeds_module
+from common.runtime.feeds import FeedHub
+from proto import worker_pb2 as pb
+
+GATEWAY = GatewayId("g")
+
+
+def event(number: int) -> pb.FeedEvent:
+    return pb.FeedEvent(request=str(number))
+
+
+async def read(hub: FeedHub, count: int) -> list[str]:
+    names: list[str] = []
+    async with asyncio.timeout(2):
+        async for frame in hub.serve(GATEWAY):
+            names.extend(item.request for item in frame.events)
+            if len(names) >= count:
+                return names
+    return names
+
+
+async def test_events_from_before_the_connection_are_kept_in_order() -> None:
+    hub = FeedHub(lambda gateway: None)
+    for number in range(3):
+        hub.push(GATEWAY, event(number))
+    assert await read(hub, 3) == ["0", "1", "2"]
+
+
+async def test_events_that_are_ready_together_leave_in_one_frame() -> None:
+    hub = FeedHub(lambda gateway: None)
+    frames = hub.serve(GATEWAY)
+    assert not (await anext(frames)).events
+    hub.push(GATEWAY, event(1))
+    hub.push(GATEWAY, event(2))
+    assert [item.request for item in (await anext(frames)).events] == ["1", "2"]
+    await frames.aclose()
+
+
+async def test_a_silent_feed_sends_empty_frames_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds_module, "KEEP_ALIVE_S", 0.01)
+    hub = FeedHub(lambda gateway: None)
+    frames = hub.serve(GATEWAY)
+    await anext(frames)
+    hub.num_steps = 7
+    async with asyncio.timeout(2):
+        frame = await anext(frames)
+    assert (len(frame.events), frame.num_steps) == (0, 7)
+    await frames.aclose()
+
+
+async def test_a_gateway_that_stays_away_is_lost_once() -> None:
+    lost: asyncio.Queue[GatewayId] = asyncio.Queue()
+    hub = FeedHub(lost.put_nowait, grace_s=0.01)
+    frames = hub.serve(GATEWAY)
+    await anext(frames)
+    await frames.aclose()
+    async with asyncio.timeout(2):
+        assert await lost.get() == GATEWAY
+    assert lost.empty()
+
+
+async def test_a_gateway_that_comes_back_in_time_is_not_lost() -> None:
+    lost: list[GatewayId] = []
+    hub = FeedHub(lost.append, grace_s=0.05)
+    first = hub.serve(GATEWAY)
+    await anext(first)
+    await first.aclose()
+    hub.push(GATEWAY, event(1))
+    second = hub.serve(GATEWAY)
+    assert [item.request for item in (await anext(second)).events] == ["1"]
+    await asyncio.sleep(0.1)  # twice the grace period: nothing may happen in it
+    assert lost == []
+    await second.aclose()
+
+
+async def test_a_gateway_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds_module, "MAX_PENDING_EVENTS", 3)
+    lost: list[GatewayId] = []
+    hub = FeedHub(lost.append)
+    for number in range(4):
+        hub.push(GATEWAY, event(number))
+    assert lost == [GATEWAY]
