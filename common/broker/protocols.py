@@ -1,4 +1,4 @@
-"""The three seams of the broker. Each has a Redis implementation and an in-memory twin under one contract suite.
+"""The seams of the broker. Each has a Redis implementation and an in-memory twin under one contract suite.
 
 Every method raises `BrokerUnavailable` when Redis cannot be reached in time, and nothing else of redis-py's.
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
+from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
 from common.messages.job import Job, PrefillTask
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord, WorkerState
 
@@ -88,11 +88,14 @@ class JobQueue(Protocol):
     async def place(self, job: Job, num_blocks: int, candidates: Sequence[Candidate]) -> Placed | Waiting:
         """Append the job to the stream of the cheapest candidate with room for `num_blocks`, else let it wait.
 
-        Idempotent by (request, placement). A higher placement of a request removes its older ones.
+        Idempotent by (request, placement). A higher placement of a request removes its older ones. Nobody overtakes a
+        waiting job on a worker that could hold it. Raise `Overloaded` if too many wait, `StalePlacement` if the
+        placement was withdrawn or a higher one was placed.
         """
 
     async def withdraw(self, request: RequestId, placement: PlacementNumber) -> None:
-        """Remove the placement and older ones of that request from the waiting set and from every stream."""
+        """Remove the placement and older ones of that request from the waiting set and from every stream; a `place` of
+        them that arrives later is refused."""
 
     async def whereabouts(self, request: RequestId, placement: PlacementNumber) -> str:
         """Return one of the `Whereabouts` constants."""
@@ -121,3 +124,10 @@ class TaskQueue(Protocol):
 
     async def num_tasks(self) -> int:
         """Return how many tasks stand in the stream, claimed ones included."""
+
+
+class ModelIndex(Protocol):
+    """Which models the cluster has, so that a gateway needs to know no names."""
+
+    async def models(self) -> list[ModelName]:
+        """Return the models that had a worker lately, in alphabetical order."""

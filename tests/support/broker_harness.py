@@ -1,0 +1,89 @@
+"""Runs one contract over every broker: in memory with a clock of its own, over Redis and over Valkey."""
+
+from typing import Protocol
+
+from common.broker.connection import RedisConnection
+from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
+from common.broker.policy import BrokerPolicy
+from common.broker.protocols import JobQueue, ModelIndex, Registry, TaskQueue
+from common.broker.redis_broker import RedisBroker
+from common.messages.ids import Fingerprint, ModelName
+from tests.support.broker_records import MODEL
+from tests.support.redis_server import RedisServer
+
+SLOW_COMMAND_S = 20.0
+"""A loaded machine is no failure of the broker."""
+
+
+class Broker(Protocol):
+    """What both implementations offer."""
+
+    @property
+    def registry(self) -> Registry:
+        """Who is there."""
+
+    @property
+    def jobs(self) -> JobQueue:
+        """Jobs for decode workers."""
+
+    @property
+    def index(self) -> ModelIndex:
+        """Models of the cluster."""
+
+    def tasks(self, fingerprint: Fingerprint) -> TaskQueue:
+        """Prefill tasks."""
+
+
+class Harness(Protocol):
+    """Makes brokers and lets time pass."""
+
+    def broker(self, model: ModelName = MODEL, policy: BrokerPolicy | None = None) -> Broker:
+        """Return a broker of a model; brokers of one model meet each other only if it is the same object."""
+
+    async def elapse(self, seconds: float) -> None:
+        """Return when the broker's clock has advanced so much."""
+
+    async def close(self) -> None:
+        """Release what was made."""
+
+
+class MemoryHarness:
+    """Brokers in memory."""
+
+    def __init__(self) -> None:
+        self._now_s = 1_000.0
+        self._index: MemoryModelIndex | None = None
+
+    def broker(self, model: ModelName = MODEL, policy: BrokerPolicy | None = None) -> Broker:
+        """Return a broker whose index is shared with the other ones of the test."""
+        self._index = self._index or MemoryModelIndex(self._clock, policy)
+        return MemoryBroker(model, self._clock, policy, self._index)
+
+    async def elapse(self, seconds: float) -> None:
+        """Advance the clock."""
+        self._now_s += seconds
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def _clock(self) -> float:
+        return self._now_s
+
+
+class RedisHarness:
+    """Brokers over an empty database."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.connection = RedisConnection(server.url, command_timeout_s=SLOW_COMMAND_S)
+
+    def broker(self, model: ModelName = MODEL, policy: BrokerPolicy | None = None) -> Broker:
+        """Return a broker on the shared connection."""
+        return RedisBroker(self.connection, model, policy)
+
+    async def elapse(self, seconds: float) -> None:
+        """Let Redis itself count the time, by reading a stream that nobody writes."""
+        await self.connection.read(seconds + 0.02, "XREAD", streams=("nobody-writes-here", "0-0"))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.connection.close()
