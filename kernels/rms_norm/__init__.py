@@ -1,0 +1,1 @@
+"""RMS normalisation, alone or after adding to the residual stream."""
