@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import uvloop
 
@@ -148,23 +149,24 @@ class TestTransfer:
         puller = network.puller(ours)
         writer = Writer(theirs)
         num_good = num_stale = 0
+        pairs = [(2, 0), (3, 1), (5, 4), (6, 5), (7, 6)]
         with writer:
             while min(num_good, num_stale) < 20:
                 generation = writer.finished
                 try:
-                    await puller.pull(endpoint, theirs.header.epoch, copies([(2, 0), (3, 1), (6, 6)], generation))
+                    await puller.pull(endpoint, theirs.header.epoch, copies(pairs, generation))
                 except StalePage:
                     num_stale += 1
                     continue
                 num_good += 1
-                assert all(is_copied(ours, target, source, generation) for source, target in [(2, 0), (3, 1), (6, 6)])
+                assert all(is_copied(ours, target, source, generation) for source, target in pairs)
                 writer.turn.set()
 
 
 class Writer(threading.Thread):
     """Reuses all blocks of a pool again and again; `finished` is a generation that was complete when it was read.
 
-    It rests after each round until a pull has succeeded, or for a moment: so both outcomes happen.
+    It rests after every second round until a pull has succeeded, or for a moment: so both outcomes happen.
     """
 
     def __init__(self, pool: PoolMemory) -> None:
@@ -186,11 +188,30 @@ class Writer(threading.Thread):
         while not self._is_over:
             fill(self._pool, range(8), self.finished + 1)
             self.finished += 1
-            self.turn.wait(0.02 if self.finished % 2 else 0.0005)
-            self.turn.clear()
+            if self.finished % 2:
+                self.turn.wait(0.02)
+                self.turn.clear()
 
 
 class TestSharedMemory:
+    async def test_a_page_reused_during_the_copy_is_stale(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        theirs, ours = make_pool(), make_pool()
+        source = SharedMemorySource(theirs, SECRET, tmp_path / "pages.sock")
+        puller = Puller(ours, SECRET, host_id(), "shm")
+        endpoint = await source.start()
+
+        def copy_while_the_owner_reuses(target: np.ndarray, pages: np.ndarray) -> None:
+            target[:] = pages
+            theirs.generations[1] = 1
+
+        monkeypatch.setattr(np, "copyto", copy_while_the_owner_reuses)
+        with pytest.raises(StalePage):
+            await puller.pull(endpoint, theirs.header.epoch, copies([(0, 0), (1, 1)], 0))
+        await puller.close()
+        await source.close()
+
     async def test_a_killed_owner_is_noticed_and_its_memory_let_go(self, tmp_path: Path) -> None:
         path = tmp_path / "pages.sock"
         pipe = asyncio.subprocess.PIPE

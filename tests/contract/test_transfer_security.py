@@ -1,7 +1,6 @@
 """What a stranger, an impostor or a broken peer can do to the listeners of page transfer: nothing."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import pickle
@@ -15,10 +14,12 @@ import pytest
 from common.errors import IncompatiblePeer, PeerUnreachable
 from common.messages.ids import Epoch
 from common.messages.registry import TransferEndpoint
-from common.transfer import handshake
+from common.transfer import handshake, page_frames, tcp_peer
 from common.transfer.connection import Connection
 from common.transfer.host import host_id
+from common.transfer.listener import Listener
 from common.transfer.pool_memory import PoolMemory
+from common.transfer.puller import Puller
 from common.transfer.tcp_source import TcpSource
 from tests.support.page_network import DEADLINE_S, SECRET, Network
 from tests.support.pools import copies, fill, is_copied, make_pool
@@ -160,6 +161,63 @@ class TestHostilePeers:
             sock.close()
 
 
+class TestStallingSource:
+    """A source that is authentic, accepts a request and then falls silent (a frozen process)."""
+
+    @pytest.fixture
+    async def stalling(self) -> AsyncIterator[tuple[TransferEndpoint, PoolMemory, asyncio.Event]]:
+        pool = make_pool()
+        is_asked = asyncio.Event()
+
+        async def serve(connection: Connection) -> None:
+            await handshake.welcome(connection, handshake.Secret.of(SECRET), handshake.Transport.TCP, pool.header)
+            await connection.receive(page_frames.REQUEST_BYTES + page_frames.PAGE_BYTES)
+            is_asked.set()
+            await asyncio.Event().wait()
+
+        sock = socket.create_server(("127.0.0.1", 0))
+        endpoint = TransferEndpoint("127.0.0.1", sock.getsockname()[1])
+        listener = Listener(sock, serve)
+        yield endpoint, pool, is_asked
+        await listener.close()
+
+    async def test_a_pull_from_it_is_cancelled_at_once(
+        self, stalling: tuple[TransferEndpoint, PoolMemory, asyncio.Event]
+    ) -> None:
+        endpoint, pool, is_asked = stalling
+        puller = Puller(make_pool(), SECRET, host_id(), "tcp")
+        pull = asyncio.create_task(puller.pull(endpoint, pool.header.epoch, copies([(0, 0)], 0)))
+        await is_asked.wait()
+        pull.cancel()
+        async with asyncio.timeout(tcp_peer._STALL_S / 2):
+            with pytest.raises(asyncio.CancelledError):
+                await pull
+        await puller.close()
+
+    async def test_closing_the_puller_ends_its_pulls(
+        self, stalling: tuple[TransferEndpoint, PoolMemory, asyncio.Event]
+    ) -> None:
+        endpoint, pool, is_asked = stalling
+        puller = Puller(make_pool(), SECRET, host_id(), "tcp")
+        pull = asyncio.create_task(puller.pull(endpoint, pool.header.epoch, copies([(0, 0)], 0)))
+        await is_asked.wait()
+        async with asyncio.timeout(tcp_peer._STALL_S / 2):
+            await puller.close()
+            with pytest.raises(PeerUnreachable):
+                await pull
+
+    async def test_a_pull_from_it_ends_by_itself(
+        self, stalling: tuple[TransferEndpoint, PoolMemory, asyncio.Event], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tcp_peer, "_STALL_S", 0.2)
+        endpoint, pool, _ = stalling
+        puller = Puller(make_pool(), SECRET, host_id(), "tcp")
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(PeerUnreachable, match="sent nothing"):
+                await puller.pull(endpoint, pool.header.epoch, copies([(0, 0)], 0))
+        await puller.close()
+
+
 def connect_raw(endpoint: TransferEndpoint) -> socket.socket:
     if endpoint.socket is None:
         sock = socket.create_connection((endpoint.host, endpoint.port))
@@ -176,12 +234,17 @@ def send_and_wait_for_end(endpoint: TransferEndpoint, payload: bytes, *, half_cl
 
 def finish(sock: socket.socket, payload: bytes, *, half_close: bool) -> None:
     """Send, then read until the other side ends the connection; fails by a timeout if it does not."""
-    with sock, contextlib.suppress(ConnectionError):
-        sock.sendall(payload)
-        if half_close:
-            sock.shutdown(socket.SHUT_WR)
-        while sock.recv(65536):
-            pass
+    with sock:
+        try:
+            sock.sendall(payload)
+            if half_close:
+                sock.shutdown(socket.SHUT_WR)
+            while sock.recv(65536):
+                pass
+        except TimeoutError:
+            raise
+        except OSError:  # the other side has ended it with a reset
+            return
 
 
 async def authenticated(endpoint: TransferEndpoint, pool: PoolMemory) -> socket.socket:
