@@ -28,7 +28,7 @@ class HandoverServicer(DecodeServicer):
         """Outdated messages answered so far."""
 
     async def Bind(  # noqa: N802 - named by the service
-        self, request: pb.BindRequest, context: grpc.aio.ServicerContext[pb.BindRequest, pb.BindReply]
+        self, request: pb.BindRequest, context: "grpc.aio.ServicerContext[pb.BindRequest, pb.BindReply]"
     ) -> pb.BindReply:
         """Bind a claimer to the current try; the reply tells the ids and the blocks that are wanted."""
         if request.fingerprint != self._fingerprint:
@@ -47,7 +47,7 @@ class HandoverServicer(DecodeServicer):
         )
 
     async def Announce(  # noqa: N802 - named by the service
-        self, request: pb.AnnounceRequest, context: grpc.aio.ServicerContext[pb.AnnounceRequest, pb.VerdictReply]
+        self, request: pb.AnnounceRequest, context: "grpc.aio.ServicerContext[pb.AnnounceRequest, pb.VerdictReply]"
     ) -> pb.VerdictReply:
         """Start to pull finished pages."""
         reception, attempt = self._current(request.binding)
@@ -57,7 +57,7 @@ class HandoverServicer(DecodeServicer):
         return pb.VerdictReply(verdict=pb.VERDICT_GO)
 
     async def Commit(  # noqa: N802 - named by the service
-        self, request: pb.CommitRequest, context: grpc.aio.ServicerContext[pb.CommitRequest, pb.VerdictReply]
+        self, request: pb.CommitRequest, context: "grpc.aio.ServicerContext[pb.CommitRequest, pb.VerdictReply]"
     ) -> pb.VerdictReply:
         """Take the first token, or the news that the prefill failed."""
         reception, attempt = self._current(request.binding)

@@ -67,6 +67,10 @@ class Dispatcher:
         """Requests under way."""
         return len(self._streams)
 
+    async def close(self) -> None:
+        """Let the last cancels go out."""
+        await asyncio.gather(*self._background, return_exceptions=True)
+
     async def models(self) -> Sequence[ModelCard]:
         """Return the models that have workers."""
         cards = self.roster.cards()

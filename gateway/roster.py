@@ -29,6 +29,14 @@ class ModelView:
     card: ModelCard | None = None
     workers: list[WorkerState] = field(default_factory=list)
 
+    @property
+    def needs_card(self) -> bool:
+        """Whether the card must be read (again): it is large and changes only with the model."""
+        if self.card is None:
+            return True
+        fingerprints = {state.record.fingerprint for state in self.workers}
+        return bool(fingerprints) and self.card.fingerprint not in fingerprints
+
 
 class Roster:
     """Keeps the view and the feeds up to date. While Redis is away the last view stays and readiness says so."""
@@ -61,7 +69,8 @@ class Roster:
         for model in await self._list_models():
             view = self._views.setdefault(model, self._open_model(model))
             view.workers = await view.registry.workers()
-            view.card = await view.registry.card() or view.card
+            if view.needs_card:
+                view.card = await view.registry.card() or view.card
             await view.jobs.beat_gateway(self._gateway)
         self._refreshed_at = time.monotonic()
         self._feeds.follow(state.record for view in self._views.values() for state in view.workers)

@@ -16,13 +16,13 @@ class LeaseServicer(PrefillServicer):
         self._holdings = holdings
 
     async def Renew(  # noqa: N802 - named by the service
-        self, request: pb.RenewRequest, context: grpc.aio.ServicerContext[pb.RenewRequest, pb.RenewReply]
+        self, request: pb.RenewRequest, context: "grpc.aio.ServicerContext[pb.RenewRequest, pb.RenewReply]"
     ) -> pb.RenewReply:
         """Extend leases; tell which bindings are not held."""
         return pb.RenewReply(unknown=self._holdings.renew(request.bindings), epoch=self._epoch)
 
     async def Release(  # noqa: N802 - named by the service
-        self, request: pb.ReleaseRequest, context: grpc.aio.ServicerContext[pb.ReleaseRequest, pb.ReleaseReply]
+        self, request: pb.ReleaseRequest, context: "grpc.aio.ServicerContext[pb.ReleaseRequest, pb.ReleaseReply]"
     ) -> pb.ReleaseReply:
         """End bindings."""
         for binding in request.bindings:

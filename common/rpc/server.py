@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -15,19 +15,24 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
 
+if TYPE_CHECKING:  # these classes take parameters in the stubs alone
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _MaybeHandler = grpc.RpcMethodHandler[Any, Any] | None
+    _Context = grpc.aio.ServicerContext[Any, Any]
+
 
 class _SecretCheck(grpc.aio.ServerInterceptor):
     """Answers UNAUTHENTICATED to callers without the secret, before any handler runs."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
-        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._refusal: _Handler = grpc.unary_unary_rpc_method_handler(_refuse)
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[_MaybeHandler]"],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> "_MaybeHandler":
         metadata = dict(handler_call_details.invocation_metadata or ())
         given = metadata.get(SECRET_KEY, "")
         if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._secret):
@@ -35,7 +40,7 @@ class _SecretCheck(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
-async def _refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+async def _refuse(request: object, context: "_Context") -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster's secret is missing or wrong")
 
 

@@ -25,9 +25,8 @@ from common.runtime.engine import Core, EngineLoad, EngineThread, StepReport
 from common.runtime.feeds import FeedHub
 from common.runtime.foundation import Foundation
 from common.runtime.heart import Heart
-from common.runtime.pages import allocate_pages
 from common.runtime.peers import Peers
-from common.runtime.runner import ModelRunner
+from common.runtime.runner import ModelRunner, allocate_pages
 from common.settings.worker import WorkerSettings
 from common.telemetry.endpoint import HealthReport, serve_health
 from common.telemetry.metrics import WorkerMetrics

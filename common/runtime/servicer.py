@@ -30,7 +30,7 @@ class GatewayServicer(WorkerServicer):
         self._desk = desk
 
     async def Feed(  # noqa: N802 - named by the service
-        self, request: pb.FeedRequest, context: grpc.aio.ServicerContext[pb.FeedRequest, pb.FeedFrame]
+        self, request: pb.FeedRequest, context: "grpc.aio.ServicerContext[pb.FeedRequest, pb.FeedFrame]"
     ) -> AsyncIterator[pb.FeedFrame]:
         """Stream the events of one gateway; refuse a gateway that wants another incarnation."""
         if request.epoch != self._epoch:
@@ -39,14 +39,14 @@ class GatewayServicer(WorkerServicer):
             yield frame
 
     async def Cancel(  # noqa: N802 - named by the service
-        self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelReply]
+        self, request: pb.CancelRequest, context: "grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelReply]"
     ) -> pb.CancelReply:
         """End a placement."""
         self._desk.cancel(RequestId(request.request), PlacementNumber(request.placement))
         return pb.CancelReply()
 
     async def Prompt(  # noqa: N802 - named by the service
-        self, request: pb.PromptRequest, context: grpc.aio.ServicerContext[pb.PromptRequest, pb.PromptReply]
+        self, request: pb.PromptRequest, context: "grpc.aio.ServicerContext[pb.PromptRequest, pb.PromptReply]"
     ) -> pb.PromptReply:
         """Take a long prompt."""
         is_known = self._desk.supply_prompt(RequestId(request.request), PlacementNumber(request.placement), request.ids)

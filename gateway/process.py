@@ -1,0 +1,94 @@
+"""A gateway process: the application over the cluster, from the first look at the registry to the last open stream."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+
+import uvloop
+from aiohttp import web
+
+from common.broker.connection import RedisConnection
+from common.broker.redis_broker import RedisBroker
+from common.broker.redis_registry import RedisModelIndex
+from common.lifecycle.signals import StopSignals
+from common.messages.ids import GatewayId, ModelName
+from common.rpc.channels import Channels
+from common.settings.gateway import GatewayProcessSettings
+from common.telemetry.logs import setup_logging
+from common.telemetry.traces import setup_tracing
+from gateway.app import create_app
+from gateway.dispatch import Dispatcher
+from gateway.feeds import Feeds
+from gateway.roster import ModelView, Roster
+from gateway.server import close, serve
+from gateway.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+
+def start_gateway(settings: GatewayProcessSettings) -> int:
+    """Serve until told to stop; returns the exit code."""
+    gateway = GatewayId(f"gateway-{secrets.token_hex(8)}")
+    setup_logging(gateway, settings.log_level, fmt=settings.log_format)
+    setup_tracing("gateway", settings.otlp_endpoint)
+    return uvloop.run(_run(settings, gateway))
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(gateway: GatewayId, settings: GatewayProcessSettings) -> AsyncIterator[Dispatcher]:
+    """Connect to a cluster and keep its view up to date while entered."""
+    connection = RedisConnection(settings.redis_url or "")
+    channels = Channels(settings.secret)
+    dispatcher = Dispatcher(gateway, settings.max_failures)
+    feeds = Feeds(gateway, channels, dispatcher.take, dispatcher.lose)
+
+    def open_model(model: ModelName) -> ModelView:
+        broker = RedisBroker(connection, model)
+        return ModelView(broker.registry, broker.jobs)
+
+    roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model)
+    dispatcher.attach(roster, feeds)
+    watching = asyncio.create_task(roster.watch(), name="roster")
+    try:
+        yield dispatcher
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await dispatcher.close()
+        await feeds.close()
+        await channels.close()
+        await connection.close()
+
+
+async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
+    app_settings = GatewaySettings(
+        host=settings.host,
+        port=settings.port,
+        reuse_port=settings.reuse_port,
+        max_body_bytes=settings.max_body_bytes,
+        max_concurrent_requests=settings.max_concurrent_requests,
+        vllm_metrics=settings.vllm_metrics,
+    )
+    with StopSignals() as signals:
+        async with open_cluster(gateway, settings) as dispatcher:
+            runner = await serve(
+                create_app(dispatcher, app_settings), settings.host, settings.port, settings.reuse_port
+            )
+            logger.info("listening on %s:%d", settings.host, settings.port)
+            await signals.stop.wait()
+            await _close(runner, settings.drain_s, signals)
+    return 0
+
+
+async def _close(runner: web.AppRunner, drain_s: float, signals: StopSignals) -> None:
+    """Drain; a second signal ends the waiting."""
+    closing = asyncio.create_task(close(runner, drain_s))
+    hurry = asyncio.create_task(signals.hurry.wait())
+    await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    if not closing.done():
+        await runner.cleanup()
+        closing.cancel()
+    hurry.cancel()
+    await asyncio.gather(closing, hurry, return_exceptions=True)
