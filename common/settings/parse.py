@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -42,15 +43,17 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def _parser(settings_class: "type[DataclassInstance]", prog: str) -> argparse.ArgumentParser:
-    description = (settings_class.__doc__ or "").strip()
     parser = _OneLineParser(
         prog=prog,
-        description=description,
+        usage="%(prog)s [FLAGS]",
+        description=inspect.cleandoc(settings_class.__doc__ or ""),
         epilog="Each flag can also be set by the environment variable named behind it; the flag wins.",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for field in dataclasses.fields(settings_class):
+    # What only this process knows stands first, what it shares with others behind.
+    own = inspect.get_annotations(settings_class)
+    for field in sorted(dataclasses.fields(settings_class), key=lambda field: field.name not in own):
         _add_flag(parser, field)
     return parser
 

@@ -1,0 +1,1 @@
+"""Load on a running gateway, and what it did under it."""

@@ -1,0 +1,1 @@
+"""What this machine offers for serving models, found out without loading anything heavy."""
