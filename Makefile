@@ -17,7 +17,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps
 PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) proto/*.proto
 
-.PHONY: help setup setup-dev up down status chat test check fmt proto proto-check lock bench clean distclean
+.PHONY: help setup setup-dev up down status chat bench test check format-check lint-check type-check import-check \
+	proto-check lock-check fmt proto lock clean distclean
 
 help: ## list these targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -85,11 +86,21 @@ test: setup-dev ## the full default test suite
 test-%: setup-dev ## one kind of tests: test-unit, test-property, test-contract, test-golden, test-e2e, ...
 	@$(BIN)/pytest tests/$*
 
-check: setup-dev proto-check ## format, lint, types, import contracts, generated stubs, locks
+check: format-check lint-check type-check import-check proto-check lock-check ## format, lint, types, import contracts, generated stubs, locks
+
+format-check: setup-dev
 	$(BIN)/ruff format --check .
+
+lint-check: setup-dev
 	$(BIN)/ruff check .
+
+type-check: setup-dev
 	$(BIN)/mypy
+
+import-check: setup-dev
 	$(BIN)/lint-imports
+
+lock-check: setup-dev
 	$(BIN)/python deploy/locks.py --check
 
 fmt: setup-dev ## format the code and mend what the linter can mend
