@@ -26,7 +26,7 @@ from tests.support.redis_server import RedisServer, running_redis
 EPOCH = Epoch(1 << 62)
 D0, D1, D2 = WorkerId("decode-0"), WorkerId("decode-1"), WorkerId("decode:2 {x}")
 P0, P1 = (WorkerId("prefill-0"), Epoch(8)), (WorkerId("prefill-1"), Epoch(9))
-BRIEF = BrokerPolicy(worker_ttl_s=0.2, gateway_ttl_s=0.4, model_ttl_s=0.2)
+BRIEF = BrokerPolicy(worker_ttl_s=0.5, gateway_ttl_s=0.4, model_ttl_s=0.5)
 LONG_S = 30.0
 """Blocking reads in these tests are woken, never timed out."""
 
@@ -97,7 +97,7 @@ class TestRegistry:
     async def test_a_silent_worker_is_not_listed(self, harness: Harness) -> None:
         broker = harness.broker(policy=BRIEF)
         await broker.registry.beat(worker_record(), worker_load())
-        await harness.elapse(0.25)
+        await harness.elapse(0.55)
         assert await broker.registry.workers() == []
         await broker.registry.beat(worker_record(), worker_load())
         assert len(await broker.registry.workers()) == 1
@@ -140,7 +140,7 @@ class TestRegistry:
         assert await broker.index.models() == []
         await broker.registry.beat(worker_record(), worker_load(health=WorkerHealth.LOADING))
         assert await broker.index.models() == [MODEL]
-        await harness.elapse(0.25)
+        await harness.elapse(0.55)
         assert await broker.index.models() == []
 
     async def test_the_card_is_the_last_one_published(self, broker: Broker) -> None:
@@ -221,7 +221,7 @@ class TestPlacement:
     async def test_a_dead_worker_gets_no_job(self, harness: Harness) -> None:
         broker = harness.broker(policy=BRIEF)
         await broker.registry.beat(worker_record(), worker_load())
-        await harness.elapse(0.25)
+        await harness.elapse(0.55)
         assert await place(broker, "a") == Waiting(0)
 
     async def test_an_unread_job_dies_with_its_incarnation(self, broker: Broker) -> None:
@@ -430,7 +430,7 @@ class TestWhereabouts:
         broker = harness.broker(policy=BRIEF)
         await broker.registry.beat(worker_record(), worker_load())
         await place(broker, "a")
-        await harness.elapse(0.25)
+        await harness.elapse(0.55)
         assert await where(broker, "a") == Whereabouts.UNKNOWN
 
     async def test_a_job_of_a_worker_that_left_is_lost(self, broker: Broker) -> None:

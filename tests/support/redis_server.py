@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,8 +29,9 @@ def server_binaries() -> dict[str, Path]:
 class RedisServer:
     """One server process that can be stopped and started again, empty, on the same port."""
 
-    def __init__(self, binary: Path, folder: Path) -> None:
+    def __init__(self, binary: Path, folder: Path, options: Sequence[str] = ()) -> None:
         self._binary = binary
+        self._options = options
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
@@ -49,7 +50,7 @@ class RedisServer:
     def start(self) -> None:
         """Start and wait until it accepts connections."""
         command = [self._binary, "--port", self.port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        command += ["--dir", self._folder, "--loglevel", "warning"]
+        command += ["--dir", self._folder, "--loglevel", "warning", *self._options]
         self._process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -88,14 +89,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_redis(name: str | None = None) -> Iterator[RedisServer]:
-    """Run a server, the named one or any; skip the test where there is none."""
+def running_redis(name: str | None = None, options: Sequence[str] = ()) -> Iterator[RedisServer]:
+    """Run a server, the named one or any, with more options; skip the test where there is none."""
     binaries = server_binaries()
     if not binaries or (name is not None and name not in binaries):
         pytest.skip(f"no {name or 'Redis server'} on this machine")
     binary = binaries[name] if name is not None else next(iter(binaries.values()))
     with TemporaryDirectory(prefix="tandem-redis-") as folder:
-        server = RedisServer(binary, Path(folder))
+        server = RedisServer(binary, Path(folder), options)
         server.start()
         try:
             yield server

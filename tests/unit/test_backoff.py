@@ -1,0 +1,17 @@
+"""Backoff: doubles up to a bound, and is spread."""
+
+from itertools import islice
+
+import pytest
+
+from common.broker.backoff import backoff
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    delays = list(islice(backoff(lambda: 0.5, first_s=0.1, longest_s=0.5), 5))
+    assert delays == pytest.approx([0.075, 0.15, 0.3, 0.375, 0.375])
+
+
+def test_delays_are_spread_over_the_upper_half() -> None:
+    assert next(backoff(lambda: 0.0, first_s=1.0)) == 0.5
+    assert next(backoff(lambda: 0.999, first_s=1.0)) == pytest.approx(1.0, abs=0.001)
