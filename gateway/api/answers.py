@@ -1,0 +1,141 @@
+"""A generation request, from its validated form to the last byte of its answer, streamed or whole."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp import web
+
+from common.errors import GenerationFailed
+from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID, SERVICE
+from gateway.engine import FinishReason, GenerateRequest
+from gateway.event_buffer import EventBuffer
+from gateway.prompts import encode_prompt
+from gateway.request_record import RequestRecord
+from gateway.sampling import random_seed, settle_sampling
+from gateway.schemas.usage import PromptTokensDetails, Usage
+from gateway.served_models import ServedModel
+from gateway.service import Service
+from gateway.sse import DONE, EventStream
+from gateway.text_stream import AnswerText, TextDelta, TextEnd, TextEvent, stream_text
+from gateway.validation import ValidRequest
+
+
+class AnswerShape(Protocol):
+    """How an endpoint writes one answer as JSON."""
+
+    def opening(self) -> list[bytes]:
+        """Return what a stream starts with."""
+
+    def delta(self, text: str) -> bytes:
+        """Return the chunk of more text."""
+
+    def ending(self, reason: FinishReason) -> bytes:
+        """Return the last chunk of the choice."""
+
+    def usage(self, usage: Usage) -> bytes:
+        """Return the chunk that holds the usage."""
+
+    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
+        """Return the answer that is not streamed."""
+
+
+ShapeFor = Callable[[ServedModel], AnswerShape]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request with everything that its answer needs."""
+
+    request: ValidRequest
+    generate: GenerateRequest
+    model: ServedModel
+    shape: AnswerShape
+
+    def usage(self, end: TextEnd) -> Usage:
+        """Return the counts of the finished answer."""
+        num_prompt = len(self.generate.prompt_ids)
+        cached = end.num_cached_tokens
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=end.num_tokens,
+            total_tokens=num_prompt + end.num_tokens,
+            prompt_tokens_details=None if cached is None else PromptTokensDetails(cached),
+        )
+
+
+async def answer(http: web.Request, request: ValidRequest, shape_for: ShapeFor) -> web.StreamResponse:
+    """Serve `request`; errors are raised, also in the middle of a stream (`request_root` answers them)."""
+    service = http.app[SERVICE]
+    record = RequestRecord(http[REQUEST_ID], service.metrics, http[ARRIVED_S])
+    with record, service.admission.admit():
+        accepted = await _accept(http, service, request, shape_for)
+        record.model = accepted.model.card.model
+        record.num_prompt_tokens = len(accepted.generate.prompt_ids)
+        serve = _stream if request.streams else _whole
+        return await serve(http, service, accepted, record)
+
+
+async def _accept(http: web.Request, service: Service, request: ValidRequest, shape_for: ShapeFor) -> Accepted:
+    model = await service.models.get(request.model)
+    prompt_ids = await encode_prompt(request.prompt, model, service.models)
+    generate = GenerateRequest(
+        request=http[REQUEST_ID],
+        model=request.model,
+        prompt_ids=prompt_ids,
+        sampling=settle_sampling(request, model.card, len(prompt_ids), random_seed()),
+        cache_salt=request.cache_salt,
+    )
+    return Accepted(request, generate, model, shape_for(model))
+
+
+def _text_events(service: Service, accepted: Accepted, record: RequestRecord) -> AsyncGenerator[TextEvent, None]:
+    sampling = accepted.generate.sampling
+    detokenizer = accepted.model.tokenizer.detokenizer()
+    return stream_text(
+        service.engine.generate(accepted.generate),
+        AnswerText(detokenizer, accepted.request.stops, sampling.stop_ids, sampling.min_tokens),
+        max_silence_s=service.settings.max_silence_s,
+        on_tokens=record.tokens_arrived,
+    )
+
+
+async def _whole(http: web.Request, service: Service, accepted: Accepted, record: RequestRecord) -> web.StreamResponse:
+    texts: list[str] = []
+    async with aclosing(_text_events(service, accepted, record)) as events:
+        async for event in events:
+            match event:
+                case TextDelta(text):
+                    texts.append(text)
+                case TextEnd():
+                    record.ended(event)
+                    body = accepted.shape.whole("".join(texts), event.finish_reason, accepted.usage(event))
+                    return web.Response(body=body, content_type="application/json", charset="utf-8")
+    raise GenerationFailed("The answer ended without a reason.")
+
+
+async def _stream(http: web.Request, service: Service, accepted: Accepted, record: RequestRecord) -> web.StreamResponse:
+    stream = http[EVENT_STREAM] = EventStream(http, service.settings.write_timeout_s)
+    payloads = accepted.shape.opening()
+    end: TextEnd | None = None
+    async with EventBuffer(_text_events(service, accepted, record)) as buffer:
+        while end is None:
+            events = await buffer.take(service.settings.ping_interval_s)
+            if not events:
+                await stream.ping()
+                continue
+            payloads += [accepted.shape.delta(event.text) for event in events if isinstance(event, TextDelta)]
+            end = next((event for event in events if isinstance(event, TextEnd)), None)
+            if end is not None:
+                payloads += _closing(accepted, end)
+            await stream.send(payloads)
+            payloads = []
+    record.ended(end)
+    assert stream.response is not None  # the end has been sent
+    return stream.response
+
+
+def _closing(accepted: Accepted, end: TextEnd) -> list[bytes]:
+    usage = [accepted.shape.usage(accepted.usage(end))] if accepted.request.includes_usage else []
+    return [accepted.shape.ending(end.finish_reason), *usage, DONE]

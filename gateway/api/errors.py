@@ -1,0 +1,92 @@
+"""The root of every request: its id, its clock, and an answer to whatever goes wrong in it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from common.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, RequestError, RouteNotFound, TandemError
+from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID
+from gateway.problems import Problem, problem_of
+from gateway.request_ids import HEADER, echoed_id, new_request_id
+from gateway.sse import EventStream
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_PATH_CHARS = 100
+"""So much of an unknown path is repeated to its client."""
+
+
+@web.middleware
+async def request_root(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Serve a request; every exception but a vanished client becomes an answer or the last event of a stream."""
+    request[ARRIVED_S] = time.monotonic()
+    request[REQUEST_ID] = new_request_id()
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _refuse(request, error)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the root of the request: nothing may leave it unanswered
+        return await _answer(request, error)
+
+
+async def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the request in its response's head."""
+    own = request.get(REQUEST_ID) or new_request_id()
+    response.headers[HEADER] = echoed_id(request.headers.get(HEADER), own)
+
+
+def json_response(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """Return `body` as JSON."""
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json", charset="utf-8"
+    )
+
+
+async def _answer(request: web.Request, error: Exception) -> web.StreamResponse:
+    _log(request, error)
+    problem = problem_of(error)
+    stream: EventStream | None = request.get(EVENT_STREAM)
+    if stream is not None and stream.response is not None:
+        return await stream.fail(msgspec.json.encode(problem.body))
+    return _problem_response(problem)
+
+
+def _refuse(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    """Answer what aiohttp's router and body reader refuse."""
+    path = request.path[:MAX_PATH_CHARS]
+    refusal: RequestError
+    headers: dict[str, str] = {}
+    match error:
+        case web.HTTPNotFound():
+            refusal = RouteNotFound(f"There is no {path}.")
+        case web.HTTPMethodNotAllowed():
+            refusal = MethodNotAllowed(f"{path} does not take {error.method[:MAX_PATH_CHARS]}.")
+            headers = {"Allow": ", ".join(sorted(error.allowed_methods))}
+        case web.HTTPRequestEntityTooLarge():
+            refusal = BodyTooLarge("The body is too large.")
+        case _:
+            refusal = InvalidRequest(error.reason)
+    return _problem_response(problem_of(refusal), headers)
+
+
+def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
+    return json_response(problem.body, problem.status, {**problem.headers, **(headers or {})})
+
+
+def _log(request: web.Request, error: Exception) -> None:
+    extra = {"request": request[REQUEST_ID]}
+    match error:
+        case RequestError():
+            logger.info("request refused: %s", type(error).__name__, extra=extra)
+        case TandemError():
+            logger.warning("request failed: %s: %s", type(error).__name__, error, extra=extra)
+        case _:
+            logger.error("request failed by a mistake of ours", extra=extra, exc_info=error)

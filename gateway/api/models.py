@@ -1,0 +1,23 @@
+"""`GET /v1/models` and `GET /v1/models/{model}`."""
+
+from aiohttp import web
+
+from common.messages.registry import ModelCard
+from gateway.api.errors import json_response
+from gateway.api.keys import SERVICE
+from gateway.schemas.models import ModelEntry, ModelList
+
+
+async def list_models(http: web.Request) -> web.Response:
+    """List what the registry knows now."""
+    cards = await http.app[SERVICE].models.cards()
+    return json_response(ModelList("list", tuple(map(_entry, cards))))
+
+
+async def show_model(http: web.Request) -> web.Response:
+    """Show one model."""
+    return json_response(_entry(await http.app[SERVICE].models.card(http.match_info["model"])))
+
+
+def _entry(card: ModelCard) -> ModelEntry:
+    return ModelEntry(card.model, "model", card.created, "tandem", card.max_context)

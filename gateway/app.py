@@ -1,0 +1,54 @@
+"""The gateway's HTTP application: which path leads to which handler, and what they share."""
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from gateway.admission import Admission
+from gateway.api.chat import create_chat_completion
+from gateway.api.completions import create_completion
+from gateway.api.errors import echo_request_id, request_root
+from gateway.api.health import live, ready
+from gateway.api.keys import SERVICE
+from gateway.api.metrics import show_metrics
+from gateway.api.models import list_models, show_model
+from gateway.engine import Engine
+from gateway.metrics import GatewayMetrics
+from gateway.served_models import ServedModels
+from gateway.service import Service
+from gateway.settings import GatewaySettings
+
+
+def create_app(engine: Engine, settings: GatewaySettings) -> web.Application:
+    """Return the application that serves `engine`'s models."""
+    app = web.Application(middlewares=[request_root], client_max_size=settings.max_body_bytes)
+    app[SERVICE] = _service(engine, settings)
+    app.on_response_prepare.append(echo_request_id)
+    app.cleanup_ctx.append(_threads)
+    app.router.add_post("/v1/chat/completions", create_chat_completion)
+    app.router.add_post("/v1/completions", create_completion)
+    app.router.add_get("/v1/models", list_models)
+    app.router.add_get("/v1/models/{model:.+}", show_model)
+    app.router.add_get("/health/live", live)
+    app.router.add_get("/health/ready", ready)
+    app.router.add_get("/metrics", show_metrics)
+    return app
+
+
+def _service(engine: Engine, settings: GatewaySettings) -> Service:
+    executor = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
+    return Service(
+        engine=engine,
+        models=ServedModels(engine, executor, settings.render_timeout_s),
+        admission=Admission(settings.max_concurrent_requests),
+        metrics=GatewayMetrics(CollectorRegistry()),
+        settings=settings,
+        executor=executor,
+    )
+
+
+async def _threads(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[SERVICE].close()

@@ -1,0 +1,20 @@
+"""Names of requests: a random one of our own, and the client's, which is only echoed."""
+
+import re
+import secrets
+
+from common.messages.ids import RequestId
+
+HEADER = "x-request-id"
+
+_ECHOED = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def new_request_id() -> RequestId:
+    """Return a random 128-bit id."""
+    return RequestId(secrets.token_hex(16))
+
+
+def echoed_id(sent: str | None, own: RequestId) -> str:
+    """Return the client's id if it is short and harmless in headers and logs, else our own."""
+    return sent if sent is not None and _ECHOED.fullmatch(sent) else own

@@ -1,0 +1,91 @@
+"""The times and counts of one generation request, as its client experiences them.
+
+TTFT runs from the request's arrival to the first generated token, shown or held back; a request that ends before its
+first token has none. The n-th token after the first adds one inter-token latency; tokens that arrive together share it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from common.errors import RequestError
+from common.messages.ids import RequestId
+from gateway.metrics import GatewayMetrics
+from gateway.text_stream import TextEnd
+
+logger = logging.getLogger(__name__)
+
+
+class RequestRecord:
+    """Observes one request from arrival until its `with` block is left, for the metrics and for one line in the log."""
+
+    def __init__(
+        self,
+        request: RequestId,
+        metrics: GatewayMetrics,
+        arrived_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._metrics = metrics
+        self._arrived_s = arrived_s
+        self._clock = clock
+        self._last_token_s: float | None = None
+        self._end: TextEnd | None = None
+        self.model = ""
+        self.num_prompt_tokens = 0
+        self.num_tokens = 0
+
+    def __enter__(self) -> Self:
+        self._metrics.running.inc()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._metrics.running.dec()
+        if kind is not None and issubclass(kind, RequestError):
+            return
+        outcome = self._outcome(kind)
+        duration_s = self._clock() - self._arrived_s
+        self._metrics.success.labels(finished_reason=outcome).inc()
+        self._metrics.e2e.observe(duration_s)
+        self._metrics.generation.inc(self.num_tokens)
+        self._metrics.prompt.inc(self.num_prompt_tokens)
+        logger.info(
+            "request ended",
+            extra={
+                "request": self._request,
+                "model": self.model,
+                "outcome": outcome,
+                "num_prompt_tokens": self.num_prompt_tokens,
+                "num_tokens": self.num_tokens,
+                "duration_s": round(duration_s, 6),
+            },
+        )
+
+    def tokens_arrived(self, num_tokens: int) -> None:
+        """Note that so many tokens came just now."""
+        now = self._clock()
+        if self._last_token_s is None:
+            self._metrics.ttft.observe(now - self._arrived_s)
+            num_latencies, latency_s = num_tokens - 1, 0.0
+        else:
+            num_latencies, latency_s = num_tokens, (now - self._last_token_s) / num_tokens
+        for _ in range(num_latencies):
+            self._metrics.itl.observe(latency_s)
+        self._last_token_s = now
+        self.num_tokens += num_tokens
+
+    def ended(self, end: TextEnd) -> None:
+        """Note that the answer is complete."""
+        self._end = end
+
+    def _outcome(self, kind: type[BaseException] | None) -> str:
+        if kind is None and self._end is not None:
+            return self._end.finish_reason
+        is_abort = kind is not None and issubclass(kind, asyncio.CancelledError | ConnectionError)
+        return "abort" if is_abort else "error"

@@ -1,0 +1,26 @@
+"""What the handlers of one gateway share."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gateway.admission import Admission
+from gateway.engine import Engine
+from gateway.metrics import GatewayMetrics
+from gateway.served_models import ServedModels
+from gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything that lives as long as the process; owned by the application."""
+
+    engine: Engine
+    models: ServedModels
+    admission: Admission
+    metrics: GatewayMetrics
+    settings: GatewaySettings
+    executor: ThreadPoolExecutor
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.executor.shutdown(wait=False, cancel_futures=True)

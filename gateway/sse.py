@@ -1,0 +1,70 @@
+"""A server-sent event stream to one client: framing, keep-alive comments, back-pressure, and a limit on both ends.
+
+The response starts with the first write, so an error before it can still be an ordinary HTTP answer.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+DONE: Final = b"[DONE]"
+PING: Final = b": ping\n\n"
+
+HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect the events
+}
+
+
+class EventStream:
+    """Owned by one request handler. Raises `ConnectionError` when the client is gone or takes nothing any more."""
+
+    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
+        self._request = request
+        self._write_timeout_s = write_timeout_s
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def response(self) -> web.StreamResponse | None:
+        """The started response, None before the first write."""
+        return self._response
+
+    async def send(self, payloads: Sequence[bytes]) -> None:
+        """Write one event per payload (one line of JSON each), all in one write."""
+        await self._write(b"".join([b"data: %b\n\n" % payload for payload in payloads]))
+
+    async def ping(self) -> None:
+        """Write a comment, so that nothing between us and the client takes the silence for an end."""
+        await self._write(PING)
+
+    async def fail(self, payload: bytes) -> web.StreamResponse:
+        """Write the event that ends a broken stream, without `[DONE]`; the connection is closed behind it."""
+        await self.send([payload])
+        assert self._response is not None  # sending has started it
+        self._response.force_close()
+        return self._response
+
+    async def _write(self, chunk: bytes) -> None:
+        limit = asyncio.timeout(self._write_timeout_s)
+        try:
+            async with limit:
+                response = self._response or await self._start()
+                await response.write(chunk)
+        except TimeoutError as error:
+            if limit.expired():
+                self._abort()
+                raise ConnectionResetError("the client takes no more bytes") from error
+            raise
+
+    async def _start(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers=HEADERS)
+        await response.prepare(self._request)
+        self._response = response
+        return response
+
+    def _abort(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()

@@ -1,0 +1,54 @@
+"""Stop strings in a text that arrives in pieces, wherever the pieces are cut.
+
+The first stop string to be complete wins; among those that end at the same character the longest does. So the result
+depends on the text alone.
+"""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes text on up to the first stop string; holds back only what may still become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.has_matched = False
+        """Whether a stop string is complete; everything behind it is dropped."""
+
+    def push(self, text: str) -> str:
+        """Return the text that is certainly shown."""
+        if self.has_matched:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        start = self._match(text)
+        self.has_matched = start is not None
+        shown = text[:start] if start is not None else text[: len(text) - self._num_held(text)]
+        self._held = "" if self.has_matched else text[len(shown) :]
+        return shown
+
+    def finish(self) -> str:
+        """Return what was held back and did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _match(self, text: str) -> int | None:
+        """Return where the winning stop string starts."""
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(found)[1] if found else None
+
+    def _num_held(self, text: str) -> int:
+        """Return the length of the longest end of `text` that begins a stop string."""
+        return max(_overlap(text, stop) for stop in self._stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that is a beginning, but not all, of `stop`."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
+    return 0

@@ -1,0 +1,80 @@
+"""Chat templates: what they can do, what they cannot, and when they are stopped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import GenerationFailed, InvalidRequest
+from gateway.chat_template import ChatTemplate
+from tests.support.tiny_tokenizer import CHAT_TEMPLATE
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, messages: list[dict[str, Any]] = HI, **kwargs: Any) -> str:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", timeout_s=0.2).render(messages, kwargs)
+
+
+def test_a_chat() -> None:
+    assert render(CHAT_TEMPLATE) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
+        ("{% for i in range(9) %}{{ i }}{% if i == 2 %}{% break %}{% endif %}{% endfor %}", "012"),
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ tools is none }}", "True"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("  {% if true %}\na\n  {% endif %}\n", "a\n"),
+        ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m(1) }}", "[1]"),
+        (
+            "{% set ns = namespace(n=0) %}{% for x in [1, 2] if x > 1 %}{% set ns.n = x %}{% endfor %}{{ ns.n }}",
+            "2",
+        ),
+    ],
+)
+def test_what_templates_expect(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+def test_arguments_reach_the_template_but_replace_nothing() -> None:
+    assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
+    assert render("{{ bos_token }}", bos_token="x") == "<s>"
+
+
+def test_a_template_may_refuse() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert caught.value.param == "messages"
+
+
+def test_b135_no_way_out_of_the_sandbox(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    with pytest.raises(GenerationFailed):
+        render("{{ lipsum.__globals__['os'].popen('touch " + str(marker) + "').read() }}")
+    with pytest.raises(GenerationFailed):
+        render("{{ messages.append(1) }}")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_b135_endless_templates_are_stopped(source: str) -> None:
+    with pytest.raises(GenerationFailed, match="longer than"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", ["{{ messages[5].content + 'x' }}", "{{ 1 / 0 }}", "{{ messages[0].content + 1 }}"])
+def test_other_failures_name_the_messages(source: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render(source)
+    assert caught.value.param == "messages"
