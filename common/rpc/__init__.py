@@ -1,1 +1,1 @@
-"""gRPC between the processes of one cluster: authenticated listeners and cached channels. Loads no tensors."""
+"""gRPC between the processes of one cluster: authenticated listeners, cached channels, errors in our own terms."""

@@ -1,60 +1,63 @@
-"""An authenticated gRPC listener: every call must carry the cluster's secret."""
+"""The internal gRPC listener of a process; every call must carry the cluster's secret."""
 
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import grpc
 
 from common.errors import InvalidSetting
-from common.rpc.options import COMMON_OPTIONS, SECRET_KEY
+from common.rpc.secret import METADATA_KEY, checked_secret
 
-SERVER_OPTIONS = (
-    *COMMON_OPTIONS,
-    ("grpc.so_reuseport", 0),  # a port that is taken must be an error, not a share of its traffic
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # two processes on one port would share its calls silently
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # what the channels of `channels.py` need
 )
-
-if TYPE_CHECKING:  # these classes take parameters in the stubs alone
-    _Handler = grpc.RpcMethodHandler[Any, Any]
-    _MaybeHandler = grpc.RpcMethodHandler[Any, Any] | None
-    _Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class _SecretCheck(grpc.aio.ServerInterceptor):
-    """Answers UNAUTHENTICATED to callers without the secret, before any handler runs."""
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
-        self._refusal: _Handler = grpc.unary_unary_rpc_method_handler(_refuse)
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[_MaybeHandler]"],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> "_MaybeHandler":
-        metadata = dict(handler_call_details.invocation_metadata or ())
-        given = metadata.get(SECRET_KEY, "")
-        if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._secret):
-            return self._refusal
-        return await continuation(handler_call_details)
-
-
-async def _refuse(request: object, context: "_Context") -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster's secret is missing or wrong")
 
 
 def make_server(secret: str) -> grpc.aio.Server:
-    """Return a server without services or ports that lets only callers with `secret` in."""
-    return grpc.aio.server(interceptors=(_SecretCheck(secret),), options=SERVER_OPTIONS)
+    """Return a server for the running event loop. Add servicers, `bind`, then `await server.start()`.
+
+    Raises `InvalidSetting` if the secret cannot be used.
+    """
+    return grpc.aio.server(interceptors=[_Authentication(checked_secret(secret))], options=_OPTIONS)
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Bind to an address, 0 taking any free port; return the port or raise `InvalidSetting`."""
+def bind(server: grpc.aio.Server, host: str, port: int = 0) -> int:
+    """Bind the server to an address, port 0 for any; return the port. Raises `InvalidSetting`."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if not 0 <= port < 65536:  # gRPC would silently take the rest of a division
+        raise InvalidSetting("port", port, "a port is a number from 0 to 65535")
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise InvalidSetting("port", port, f"cannot listen on {host}: {error}") from error
-    if bound == 0:
-        raise InvalidSetting("port", port, f"cannot listen on {host}")
-    return bound
+        raise InvalidSetting("address", address, "the internal listener cannot be bound there") from error
+
+
+class _Authentication(grpc.aio.ServerInterceptor):
+    """Answers calls without the secret before their message is read."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Let the call through or refuse it."""
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        shown = metadata.get(METADATA_KEY, "")
+        if hmac.compare_digest(shown if isinstance(shown, bytes) else shown.encode(), self._secret):
+            return await continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+
+async def _refuse(_requests: object, context: "grpc.aio.ServicerContext[Any, Any]") -> NoReturn:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster's secret is missing or differs")

@@ -1,0 +1,159 @@
+"""The metrics of gateways and workers, in Prometheus' base units. No label value ever comes from a client.
+
+Names as they are exposed: counters end in `_total`, which the client library appends.
+"""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+LATENCY_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
+    *(0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0),
+)
+OTHER = "other"
+"""The label value of everything that is not known beforehand."""
+
+ENDPOINTS = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/models"),
+        *("/health/live", "/health/ready", "/metrics"),
+    }
+)
+METHOD_STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500, 503})
+FINISHED_REASONS = frozenset({"stop", "length", "abort", "error"})
+HANDOVER_OUTCOMES = frozenset({"remote", "local", "retry", "lease_expired"})
+TRANSPORTS = frozenset({"shm", "tcp", "memory"})
+
+disable_created_metrics()  # a second series per counter that no dashboard of ours reads
+
+
+class Load(Protocol):
+    """What a worker's gauges show; the engine's load and `WorkerLoad` have these fields."""
+
+    @property
+    def blocks_total(self) -> int: ...
+
+    @property
+    def blocks_free(self) -> int: ...
+
+    @property
+    def blocks_cached(self) -> int: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_reserved(self) -> int: ...
+
+
+def known(value: str, values: Collection[str]) -> str:
+    """Return `value` if it is one of `values`, else `OTHER`: the number of series stays bounded."""
+    return value if value in values else OTHER
+
+
+class GatewayMetrics:
+    """What clients experience. TTFT and latencies are measured at the gateway, queueing included."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.running = Gauge("tandem_requests_running", "Requests being served", registry=registry)
+        self.requests = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "status"], registry=registry)
+        self.ttft = _latency(
+            "tandem_time_to_first_token_seconds", "From a request's arrival to its first token", registry
+        )
+        self.itl = _latency("tandem_inter_token_latency_seconds", "Between two tokens of a request", registry)
+        self.e2e = _latency("tandem_e2e_request_latency_seconds", "From a request's arrival to its end", registry)
+        self.prompt = Counter("tandem_prompt_tokens", "Prompt tokens of generation requests", registry=registry)
+        self.generation = Counter("tandem_generation_tokens", "Tokens generated for clients", registry=registry)
+        self.success = Counter(
+            "tandem_request_success", "Generation requests ended", ["finished_reason"], registry=registry
+        )
+        self.aborted = Counter("tandem_request_aborted", "Requests whose client left", registry=registry)
+        self.failures = Counter("tandem_request_failures", "Requests that failed", ["code"], registry=registry)
+        self.placements = Counter("tandem_placements", "Placements of requests on workers", registry=registry)
+        self.broker_reconnects = Counter("tandem_broker_reconnects", "Connections to Redis renewed", registry=registry)
+
+    def note_answer(self, endpoint: str, status: int) -> None:
+        """Count an HTTP answer. `endpoint` is the route's template; anything else counts as `OTHER`."""
+        label = str(status) if status in METHOD_STATUSES else OTHER
+        self.requests.labels(endpoint=known(endpoint, ENDPOINTS), status=label).inc()
+
+    def note_end(self, finished_reason: str) -> None:
+        """Count the end of a generation request: stop, length, abort or error."""
+        self.success.labels(finished_reason=known(finished_reason, FINISHED_REASONS)).inc()
+        if finished_reason == "abort":
+            self.aborted.inc()
+
+
+class WorkerMetrics:
+    """What one worker does. Owned by its event loop."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.blocks = Gauge("tandem_kv_blocks", "Blocks of the KV pool", registry=registry)
+        self.blocks_free = Gauge(
+            "tandem_kv_blocks_free", "Blocks that can be taken now, cached ones included", registry=registry
+        )
+        self.blocks_cached = Gauge(
+            "tandem_kv_blocks_cached", "Free blocks that hold a cached prefix", registry=registry
+        )
+        self.usage = Gauge("tandem_kv_cache_usage_ratio", "Share of the blocks that are in use", registry=registry)
+        self.running = Gauge("tandem_num_requests_running", "Sequences that are computed", registry=registry)
+        self.waiting = Gauge("tandem_num_requests_waiting", "Sequences that wait for room", registry=registry)
+        self.reserved = Gauge(
+            "tandem_num_requests_reserved", "Sequences that hold pages and are being received", registry=registry
+        )
+        self.steps = Counter("tandem_engine_steps", "Engine steps", registry=registry)
+        self.step_tokens = Counter("tandem_engine_step_tokens", "Tokens computed in engine steps", registry=registry)
+        self.step_duration = _latency("tandem_step_duration_seconds", "Duration of an engine step", registry)
+        self.prefill_tokens = Counter("tandem_prefill_tokens", "Prompt tokens computed", registry=registry)
+        self.transfer_bytes = Counter(
+            "tandem_transfer_bytes", "Bytes of pages received", ["transport"], registry=registry
+        )
+        self.transfer_duration = _latency("tandem_transfer_seconds", "Duration of a pull of pages", registry)
+        self.transfer_failures = Counter("tandem_transfer_failures", "Pulls that failed", registry=registry)
+        self.handovers = Counter(
+            "tandem_handovers", "Ends of attempts to have a prompt prefilled elsewhere", ["outcome"], registry=registry
+        )
+        self.preemptions = Counter("tandem_preemptions", "Sequences preempted for want of blocks", registry=registry)
+        self.nan_logits = Counter("tandem_nan_logits", "Sequences that failed with NaN logits", registry=registry)
+        self.stale_messages = Counter(
+            "tandem_stale_messages", "Messages of superseded placements or tries", registry=registry
+        )
+
+    def note_load(self, load: Load) -> None:
+        """Show how full the worker is."""
+        self.blocks.set(load.blocks_total)
+        self.blocks_free.set(load.blocks_free)
+        self.blocks_cached.set(load.blocks_cached)
+        used = load.blocks_total - load.blocks_free
+        self.usage.set(used / load.blocks_total if load.blocks_total else 0.0)
+        self.running.set(load.num_running)
+        self.waiting.set(load.num_waiting)
+        self.reserved.set(load.num_reserved)
+
+    def note_step(self, step_s: float, num_tokens: int, load: Load) -> None:
+        """Count an engine step and show the load after it; no tokens means that no step ran."""
+        self.note_load(load)
+        if num_tokens:
+            self.steps.inc()
+            self.step_tokens.inc(num_tokens)
+            self.step_duration.observe(step_s)
+
+    def note_pull(self, transport: str, num_bytes: int, duration_s: float) -> None:
+        """Count a pull that succeeded."""
+        self.transfer_bytes.labels(transport=known(transport, TRANSPORTS)).inc(num_bytes)
+        self.transfer_duration.observe(duration_s)
+
+    def note_handover(self, outcome: str) -> None:
+        """Count the end of a hand-over attempt (one of `HANDOVER_OUTCOMES`)."""
+        self.handovers.labels(outcome=known(outcome, HANDOVER_OUTCOMES)).inc()
+
+
+def _latency(name: str, documentation: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, documentation, buckets=LATENCY_BUCKETS_S, registry=registry)
