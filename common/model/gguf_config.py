@@ -29,7 +29,7 @@ def read_gguf_config(
         raise ModelUnusable(f"{metadata.path}: mixtures of experts are not supported; {SUPPORTED}")
     hidden_size = metadata.require("llama.embedding_length", int)
     num_heads = metadata.require("llama.attention.head_count", int)
-    head_dim = metadata.get("llama.attention.key_length", int) or hidden_size // num_heads
+    head_dim = metadata.get("llama.attention.key_length", int) or hidden_size // max(num_heads, 1)
     return ModelConfig(
         architecture=ARCHITECTURE,
         num_layers=metadata.require("llama.block_count", int),
@@ -62,7 +62,7 @@ def _rope(metadata: GgufMetadata, head_dim: int, factors: Sequence[float] | None
     if metadata.get("llama.rope.scale_linear", float) not in (None, 1.0):
         raise ModelUnusable(f"{metadata.path}: metadata key llama.rope.scale_linear is outdated; convert again")
     if factors is not None:
-        return _llama3(metadata, theta, kind, factors)
+        return _llama3(metadata, theta, kind, head_dim, factors)
     match kind:
         case "none":
             return RopeConfig(theta)
@@ -72,8 +72,9 @@ def _rope(metadata: GgufMetadata, head_dim: int, factors: Sequence[float] | None
             raise ModelUnusable(f"{metadata.path}: rope type {kind} is not supported, only none, linear and llama3")
 
 
-def _llama3(metadata: GgufMetadata, theta: float, kind: str, factors: Sequence[float]) -> RopeConfig:
-    rope = recover_llama3(theta, factors) if kind == "none" else None
+def _llama3(metadata: GgufMetadata, theta: float, kind: str, head_dim: int, factors: Sequence[float]) -> RopeConfig:
+    is_plausible = kind == "none" and theta > 0 and len(factors) == head_dim // 2
+    rope = recover_llama3(theta, factors) if is_plausible else None
     if rope is None:
         raise ModelUnusable(
             f"{metadata.path}: the rope factors in rope_freqs.weight (with scaling type {kind}) are not those of llama3"

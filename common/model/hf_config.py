@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from common.errors import ModelUnusable
 from common.model.config import SUPPORTED, ModelConfig, RopeConfig
 
 ARCHITECTURE = "LlamaForCausalLM"
+
+_CONFIG_ERRORS = (StrictDataclassError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What the library raises, in the experience of the tests, on values that make no sense."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def read_hf_config(path: Path) -> ModelConfig:
             attention_bias=config.attention_bias,
             mlp_bias=config.mlp_bias,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _CONFIG_ERRORS as error:
         raise ModelUnusable(f"{path / 'config.json'}: not a usable Llama config ({_one_line(error)})") from error
 
 
@@ -96,4 +100,4 @@ def _rope(path: Path, parameters: Mapping[str, Any]) -> RopeConfig:
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())

