@@ -1,4 +1,4 @@
-"""Our metrics once more under vLLM's names, so that dashboards and autoscalers made for it work; off unless asked for."""
+"""Our metrics once more under the names of vLLM, for dashboards and autoscalers made for it; off unless asked for."""
 
 from collections.abc import Iterable, Mapping
 
