@@ -65,8 +65,9 @@ def report_of(state: ClusterState | None, overview: Overview | None, *, is_gatew
         processes += [
             _supervised(state, entry, workers, is_gateway_ready, overview is not None) for entry in state.processes
         ]
-    known = {process.pid for process in processes if process.role in WORKER_ROLES}
-    processes += [_worker(row) for row in workers if row.record.pid not in known]
+    # A seat of ours is shown once: the registry lists the dead process of a restarted worker for some seconds more.
+    seats = {process.name for process in processes}
+    processes += [_worker(row) for row in workers if row.record.worker not in seats]
     queues = QueueReport(overview.num_waiting_jobs, overview.num_prefill_tasks) if overview else QueueReport(None, None)
     return StatusReport(tuple(processes), queues)
 

@@ -1,5 +1,6 @@
 """A gateway without a cluster: speaks as much of the OpenAI API as the command line uses, with scripted answers."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +33,8 @@ class FakeGateway:
         for token in self.tokens:
             choice = {"delta": {"content": token}} if is_chat else {"text": token}
             await _send(response, {"choices": [{"index": 0, **choice}]})
+            if self.fail == "hang":
+                await asyncio.Event().wait()
         if self.fail == "midway":
             await _send(response, {"error": {"message": "worker lost"}})
             return response
@@ -49,7 +52,7 @@ async def running(gateway: FakeGateway) -> AsyncIterator[FakeGateway]:
     app.router.add_get("/v1/models", gateway.models)
     app.router.add_post("/v1/completions", gateway.generate)
     app.router.add_post("/v1/chat/completions", gateway.generate)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -342,6 +342,13 @@ def test_status_joins_supervisor_and_registry() -> None:
     assert (report.queues.waiting_jobs, report.queues.prefill_tasks) == (2, 1)
 
 
+def test_a_restarted_worker_is_shown_once() -> None:
+    me = ref_of(os.getpid())
+    overview = Overview((_worker("decode-0", 1, WorkerHealth.READY),), 0, 0)
+    report = report_of(_state(me, ProcessEntry("decode-0", "decode", me)), overview, is_gateway_ready=True)
+    assert [(row.name, row.health) for row in report.processes[1:]] == [("decode-0", "unregistered")]
+
+
 def test_status_without_redis_still_tells_who_runs() -> None:
     me = ref_of(os.getpid())
     report = report_of(_state(me, ProcessEntry("decode-0", "decode", me)), None, is_gateway_ready=True)
