@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-import os
-import pickle
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,11 @@ from common.transfer.listener import Listener
 from common.transfer.pool_memory import PoolMemory
 from common.transfer.puller import Puller
 from common.transfer.tcp_source import TcpSource
+from tests.support.hostile_bytes import finish, hostile_payloads
 from tests.support.page_network import DEADLINE_S, SECRET, Network
 from tests.support.pools import copies, fill, is_copied, make_pool
+
+HUGE_CLAIM = handshake._CLAIM.pack(b"tandemP1", bytes(32), 1, 10**12, bytes(32))
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -77,29 +78,6 @@ class Impostor:
         await self._server.wait_closed()
 
 
-class MarkerFile:
-    """A pickle of this creates a file when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return Path.touch, (self._path,)
-
-
-def hostile_payloads(marker: Path) -> dict[str, bytes]:
-    return {
-        "pickle": pickle.dumps(MarkerFile(marker)),
-        "msgpack ext": b"\xc9\x00\x00\x00\x10\x05" + bytes(16),
-        "length prefix 2^31": struct.pack("<I", 2**31) + struct.pack(">I", 2**31) + bytes(256),
-        "deep arrays": b"\x91" * 100_000,
-        "wrong magic": b"tandemXX" + bytes(80),
-        "shape 10^12": handshake._CLAIM.pack(b"tandemP1", bytes(32), 1, 10**12, bytes(32)),
-        "random": os.urandom(100_000),
-        "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(200),
-    }
-
-
 class TestHostilePeers:
     async def test_garbage_ends_its_own_connection_only(
         self, wire: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -108,7 +86,7 @@ class TestHostilePeers:
         fill(theirs, [1], generation=1)
         endpoint = await wire.source(theirs).start()
         marker = tmp_path / "marker"
-        for payload in hostile_payloads(marker).values():
+        for payload in [*hostile_payloads(marker).values(), HUGE_CLAIM]:
             await asyncio.to_thread(send_and_wait_for_end, endpoint, payload)
         await wire.puller(ours).pull(endpoint, theirs.header.epoch, copies([(1, 1)], 1))
         assert is_copied(ours, 1, 1, 1)
@@ -230,21 +208,6 @@ def connect_raw(endpoint: TransferEndpoint) -> socket.socket:
 
 def send_and_wait_for_end(endpoint: TransferEndpoint, payload: bytes, *, half_close: bool = True) -> None:
     finish(connect_raw(endpoint), payload, half_close=half_close)
-
-
-def finish(sock: socket.socket, payload: bytes, *, half_close: bool) -> None:
-    """Send, then read until the other side ends the connection; fails by a timeout if it does not."""
-    with sock:
-        try:
-            sock.sendall(payload)
-            if half_close:
-                sock.shutdown(socket.SHUT_WR)
-            while sock.recv(65536):
-                pass
-        except TimeoutError:
-            raise
-        except OSError:  # the other side has ended it with a reset
-            return
 
 
 async def authenticated(endpoint: TransferEndpoint, pool: PoolMemory) -> socket.socket:

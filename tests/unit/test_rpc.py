@@ -1,10 +1,12 @@
 """The internal gRPC plumbing, over a real listener with the Worker service."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,6 +18,7 @@ from common.rpc.channels import Channels
 from common.rpc.failures import peer_error
 from common.rpc.server import MAX_MESSAGE_BYTES, bind, make_server
 from proto import worker_pb2, worker_pb2_grpc
+from tests.support.hostile_bytes import finish, hostile_payloads
 
 SECRET = "s3cret of the cluster"
 FEED = worker_pb2.FeedRequest(gateway="gateway-0", epoch=1)
@@ -212,6 +215,21 @@ async def test_a_secret_that_cannot_travel_is_refused_and_not_repeated(secret: s
         with pytest.raises(InvalidSetting, match="secret") as caught:
             build()
         assert not secret or secret not in str(caught.value)
+
+
+async def test_garbage_ends_its_own_connection_only(listening: Listening, channels: Channels, tmp_path: Path) -> None:
+    host, _, port = listening.address.partition(":")
+
+    def send(payload: bytes) -> None:
+        sock = socket.create_connection((host, int(port)))
+        sock.settimeout(10)
+        finish(sock, payload, half_close=True)
+
+    for payload in hostile_payloads(tmp_path / "marker").values():
+        await asyncio.to_thread(send, payload)
+    await worker(channels.channel(listening.address, Epoch(1))).Cancel(CANCEL)
+    assert listening.servicer.cancelled == ["r"]
+    assert not (tmp_path / "marker").exists()
 
 
 def test_it_loads_no_tensors() -> None:
