@@ -6,25 +6,29 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
 from gateway.api.chat import create_chat_completion
 from gateway.api.completions import create_completion
-from gateway.api.errors import echo_request_id, request_root
+from gateway.api.errors import answer_errors
 from gateway.api.health import live, ready
-from gateway.api.keys import SERVICE
+from gateway.api.keys import SERVICE, VLLM_ALIASES
 from gateway.api.metrics import show_metrics
 from gateway.api.models import list_models, show_model
+from gateway.api.observing import echo_request_id, observe
 from gateway.engine import Engine
-from gateway.metrics import GatewayMetrics
 from gateway.served_models import ServedModels
 from gateway.service import Service
 from gateway.settings import GatewaySettings
+from gateway.vllm_aliases import VllmAliases
 
 
 def create_app(engine: Engine, settings: GatewaySettings) -> web.Application:
     """Return the application that serves `engine`'s models."""
-    app = web.Application(middlewares=[request_root], client_max_size=settings.max_body_bytes)
-    app[SERVICE] = _service(engine, settings)
+    app = web.Application(middlewares=[observe, answer_errors], client_max_size=settings.max_body_bytes)
+    service = app[SERVICE] = _service(engine, settings)
+    if settings.vllm_metrics:
+        app[VLLM_ALIASES] = VllmAliases(service.metrics, service.models)
     app.on_response_prepare.append(echo_request_id)
     app.cleanup_ctx.append(_threads)
     app.router.add_post("/v1/chat/completions", create_chat_completion)

@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from common.errors import RequestError
-from common.messages.ids import RequestId
-from gateway.metrics import GatewayMetrics
+from common.telemetry.metrics import GatewayMetrics
 from gateway.text_stream import TextEnd
 
 logger = logging.getLogger(__name__)
@@ -22,14 +21,7 @@ logger = logging.getLogger(__name__)
 class RequestRecord:
     """Observes one request from arrival until its `with` block is left, for the metrics and for one line in the log."""
 
-    def __init__(
-        self,
-        request: RequestId,
-        metrics: GatewayMetrics,
-        arrived_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._request = request
+    def __init__(self, metrics: GatewayMetrics, arrived_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._clock = clock
@@ -51,14 +43,13 @@ class RequestRecord:
             return
         outcome = self._outcome(kind)
         duration_s = self._clock() - self._arrived_s
-        self._metrics.success.labels(finished_reason=outcome).inc()
+        self._metrics.note_end(outcome)
         self._metrics.e2e.observe(duration_s)
         self._metrics.generation.inc(self.num_tokens)
         self._metrics.prompt.inc(self.num_prompt_tokens)
         logger.info(
             "request ended",
             extra={
-                "request": self._request,
                 "model": self.model,
                 "outcome": outcome,
                 "num_prompt_tokens": self.num_prompt_tokens,

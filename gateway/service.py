@@ -3,9 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
 from gateway.engine import Engine
-from gateway.metrics import GatewayMetrics
 from gateway.served_models import ServedModels
 from gateway.settings import GatewaySettings
 

@@ -1,5 +1,6 @@
 """What the HTTP side of a gateway is told; built once by the process entry."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from common.errors import InvalidSetting
@@ -20,6 +21,8 @@ class GatewaySettings:
     max_concurrent_requests: int = 1024
     keep_alive_s: float = 75.0
     """An idle connection is closed after this long: longer than the usual idle time of proxies (60 s)."""
+    body_timeout_s: float = 60.0
+    """A body that takes longer to arrive is refused."""
     ping_interval_s: float = 10.0
     """A quiet stream carries a comment this often."""
     write_timeout_s: float = 30.0
@@ -38,6 +41,6 @@ class GatewaySettings:
         for name in ("max_body_bytes", "max_concurrent_requests", "num_tokenizer_threads"):
             if getattr(self, name) < 1:
                 raise InvalidSetting(name, getattr(self, name), "must be at least 1")
-        for name in ("keep_alive_s", "ping_interval_s", "write_timeout_s", "max_silence_s", "render_timeout_s"):
+        for name in [field.name for field in dataclasses.fields(self) if field.name.endswith("_s")]:
             if not getattr(self, name) > 0:
                 raise InvalidSetting(name, getattr(self, name), "must be positive")

@@ -35,6 +35,7 @@ class ChatPrompt:
     messages: list[TemplateMessage]
     template_kwargs: Mapping[str, bool | str]
     param = "messages"
+    operation = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class TextPrompt:
 
     text: str
     param = "prompt"
+    operation = "text_completion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class TokenPrompt:
 
     ids: list[int]
     param = "prompt"
+    operation = "text_completion"
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt

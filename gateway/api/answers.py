@@ -8,7 +8,8 @@ from typing import Protocol
 from aiohttp import web
 
 from common.errors import GenerationFailed
-from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID, SERVICE
+from common.telemetry.traces import Stage
+from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID, SERVICE, SPAN
 from gateway.engine import FinishReason, GenerateRequest
 from gateway.event_buffer import EventBuffer
 from gateway.prompts import encode_prompt
@@ -66,26 +67,32 @@ class Accepted:
 
 
 async def answer(http: web.Request, request: ValidRequest, shape_for: ShapeFor) -> web.StreamResponse:
-    """Serve `request`; errors are raised, also in the middle of a stream (`request_root` answers them)."""
-    service = http.app[SERVICE]
-    record = RequestRecord(http[REQUEST_ID], service.metrics, http[ARRIVED_S])
-    with record, service.admission.admit():
-        accepted = await _accept(http, service, request, shape_for)
-        record.model = accepted.model.card.model
-        record.num_prompt_tokens = len(accepted.generate.prompt_ids)
-        serve = _stream if request.streams else _whole
-        return await serve(http, service, accepted, record)
+    """Serve `request`; errors are raised, also in the middle of a stream (`answer_errors` answers them)."""
+    service, span = http.app[SERVICE], http[SPAN]
+    with RequestRecord(service.metrics, http[ARRIVED_S]) as record:
+        with span.stage(Stage.ADMIT):
+            permit = service.admission.admit()
+        with permit:
+            accepted = await _accept(http, service, request, shape_for)
+            record.model = accepted.model.card.model
+            record.num_prompt_tokens = len(accepted.generate.prompt_ids)
+            serve = _stream if request.streams else _whole
+            return await serve(http, service, accepted, record)
 
 
 async def _accept(http: web.Request, service: Service, request: ValidRequest, shape_for: ShapeFor) -> Accepted:
     model = await service.models.get(request.model)
-    prompt_ids = await encode_prompt(request.prompt, model, service.models)
+    with http[SPAN].stage(Stage.TOKENIZE):
+        prompt_ids = await encode_prompt(request.prompt, model, service.models)
+    sampling = settle_sampling(request, model.card, len(prompt_ids), random_seed())
+    http[SPAN].asked(request.prompt.operation, model.card.model, sampling, len(prompt_ids))
     generate = GenerateRequest(
         request=http[REQUEST_ID],
         model=request.model,
         prompt_ids=prompt_ids,
-        sampling=settle_sampling(request, model.card, len(prompt_ids), random_seed()),
+        sampling=sampling,
         cache_salt=request.cache_salt,
+        traceparent=http[SPAN].traceparent,
     )
     return Accepted(request, generate, model, shape_for(model))
 
@@ -110,6 +117,7 @@ async def _whole(http: web.Request, service: Service, accepted: Accepted, record
                     texts.append(text)
                 case TextEnd():
                     record.ended(event)
+                    http[SPAN].answered(event)
                     body = accepted.shape.whole("".join(texts), event.finish_reason, accepted.usage(event))
                     return web.Response(body=body, content_type="application/json", charset="utf-8")
     raise GenerationFailed("The answer ended without a reason.")
@@ -132,6 +140,7 @@ async def _stream(http: web.Request, service: Service, accepted: Accepted, recor
             await stream.send(payloads)
             payloads = []
     record.ended(end)
+    http[SPAN].answered(end)
     assert stream.response is not None  # the end has been sent
     return stream.response
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.answers import answer
 from gateway.api.bodies import read_body
-from gateway.api.keys import REQUEST_ID, SERVICE
+from gateway.api.keys import REQUEST_ID
 from gateway.engine import FinishReason
 from gateway.schemas.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChunkChoice, Delta
 from gateway.schemas.usage import Usage
@@ -66,7 +66,7 @@ class ChatShape:
 
 async def create_chat_completion(http: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    request = parse_chat(await read_body(http, http.app[SERVICE].settings.max_body_bytes))
+    request = parse_chat(await read_body(http))
     return await answer(
         http,
         request,

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.answers import answer
 from gateway.api.bodies import read_body
-from gateway.api.keys import REQUEST_ID, SERVICE
+from gateway.api.keys import REQUEST_ID
 from gateway.engine import FinishReason
 from gateway.schemas.completions import TextChoice, TextCompletion
 from gateway.schemas.usage import Usage
@@ -58,7 +58,7 @@ class CompletionShape:
 
 async def create_completion(http: web.Request) -> web.StreamResponse:
     """Continue a text."""
-    request = parse_completion(await read_body(http, http.app[SERVICE].settings.max_body_bytes))
+    request = parse_completion(await read_body(http))
     return await answer(
         http,
         request,

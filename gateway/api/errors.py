@@ -1,17 +1,15 @@
-"""The root of every request: its id, its clock, and an answer to whatever goes wrong in it."""
+"""The root of every request: an answer to whatever goes wrong in it."""
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
 
 from common.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, RequestError, RouteNotFound, TandemError
-from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID
+from gateway.api.keys import ERROR_CODE, EVENT_STREAM, SERVICE
 from gateway.problems import Problem, problem_of
-from gateway.request_ids import HEADER, echoed_id, new_request_id
 from gateway.sse import EventStream
 
 logger = logging.getLogger(__name__)
@@ -23,10 +21,8 @@ MAX_PATH_CHARS = 100
 
 
 @web.middleware
-async def request_root(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Serve a request; every exception but a vanished client becomes an answer or the last event of a stream."""
-    request[ARRIVED_S] = time.monotonic()
-    request[REQUEST_ID] = new_request_id()
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -37,12 +33,6 @@ async def request_root(request: web.Request, handler: Handler) -> web.StreamResp
         return await _answer(request, error)
 
 
-async def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Name the request in its response's head."""
-    own = request.get(REQUEST_ID) or new_request_id()
-    response.headers[HEADER] = echoed_id(request.headers.get(HEADER), own)
-
-
 def json_response(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """Return `body` as JSON."""
     return web.Response(
@@ -51,8 +41,8 @@ def json_response(body: msgspec.Struct, status: int = 200, headers: dict[str, st
 
 
 async def _answer(request: web.Request, error: Exception) -> web.StreamResponse:
-    _log(request, error)
     problem = problem_of(error)
+    _note(request, error, problem)
     stream: EventStream | None = request.get(EVENT_STREAM)
     if stream is not None and stream.response is not None:
         return await stream.fail(msgspec.json.encode(problem.body))
@@ -60,7 +50,7 @@ async def _answer(request: web.Request, error: Exception) -> web.StreamResponse:
 
 
 def _refuse(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
-    """Answer what aiohttp's router and body reader refuse."""
+    """Answer what aiohttp's router refuses."""
     path = request.path[:MAX_PATH_CHARS]
     refusal: RequestError
     headers: dict[str, str] = {}
@@ -81,12 +71,15 @@ def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -
     return json_response(problem.body, problem.status, {**problem.headers, **(headers or {})})
 
 
-def _log(request: web.Request, error: Exception) -> None:
-    extra = {"request": request[REQUEST_ID]}
+def _note(request: web.Request, error: Exception, problem: Problem) -> None:
+    """Log the error, once, and count those that are not the client's. Codes of such errors are all our own."""
     match error:
         case RequestError():
-            logger.info("request refused: %s", type(error).__name__, extra=extra)
+            logger.info("request refused: %s", type(error).__name__)
+            return
         case TandemError():
-            logger.warning("request failed: %s: %s", type(error).__name__, error, extra=extra)
+            logger.warning("request failed: %s: %s", type(error).__name__, error)
         case _:
-            logger.error("request failed by a mistake of ours", extra=extra, exc_info=error)
+            logger.error("request failed by a mistake of ours", exc_info=error)
+    request[ERROR_CODE] = problem.detail.code or problem.detail.type
+    request.app[SERVICE].metrics.failures.labels(code=request[ERROR_CODE]).inc()

@@ -4,9 +4,13 @@ from aiohttp import web
 
 from common.messages.ids import RequestId
 from gateway.service import Service
+from gateway.spans import RequestSpan
 from gateway.sse import EventStream
+from gateway.vllm_aliases import VllmAliases
 
 SERVICE = web.AppKey("SERVICE", Service)
+VLLM_ALIASES = web.AppKey("VLLM_ALIASES", VllmAliases)
+"""Present if the metrics are wanted under vLLM's names too."""
 
 REQUEST_ID: web.RequestKey[RequestId] = web.RequestKey("REQUEST_ID", str)  # type: ignore[arg-type]  # a NewType is no class
 ARRIVED_S = web.RequestKey("ARRIVED_S", float)
@@ -14,3 +18,9 @@ ARRIVED_S = web.RequestKey("ARRIVED_S", float)
 
 EVENT_STREAM = web.RequestKey("EVENT_STREAM", EventStream)
 """Present once the request is answered by events, so that errors become an event too."""
+
+SPAN = web.RequestKey("SPAN", RequestSpan)
+"""Present for every POST."""
+
+ERROR_CODE = web.RequestKey("ERROR_CODE", str)
+"""Present once the request has failed through no fault of its client."""

@@ -1,6 +1,7 @@
 """A real gateway on a free port in front of a scripted engine, and ways to talk to it down to the raw bytes."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,7 +33,7 @@ class Gateway:
 
     async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any]:
         """Return status and parsed body."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         headers = {"Content-Type": "application/json", **kwargs.pop("headers", {})}
         async with self.session.post(self.url + path, data=data, headers=headers, **kwargs) as response:
             return response.status, await response.json()

@@ -1,0 +1,168 @@
+"""Clients that vanish, stall or overstay: whatever they held is released at once."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from gateway.api.keys import SERVICE
+from tests.support.gateway_server import Gateway, chat_body, parse_events, raw_request, running_gateway
+from tests.support.scripted_engine import ScriptedEngine, Silence, Stop, Until
+from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
+
+TOKENIZER = byte_level_tokenizer()
+CHAT = "/v1/chat/completions"
+LOOP_FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    async with running_gateway(ScriptedEngine([tiny_card(TOKENIZER, max_context=100_000)])) as running:
+        yield running
+
+
+def hang_up(writer: asyncio.StreamWriter, way: str) -> None:
+    """Close the connection by FIN, or by RST (linger 0)."""
+    if way == "RST":
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort() if way == "RST" else writer.close()
+
+
+async def assert_all_released(gateway: Gateway) -> None:
+    await gateway.engine.until_running(0)
+    assert await gateway.runner.app[SERVICE].admission.drain(5)
+
+
+@pytest.mark.parametrize("way", ["FIN", "RST"])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_b015_before_the_first_token(gateway: Gateway, way: str, streams: bool) -> None:
+    gateway.engine.play([Silence()])
+    async with gateway.connection() as (_, writer):
+        writer.write(raw_request(CHAT, chat_body(stream=streams, max_tokens=4000)))
+        await gateway.engine.until_running(1)
+        hang_up(writer, way)
+        await assert_all_released(gateway)
+
+
+@pytest.mark.parametrize("way", ["FIN", "RST"])
+async def test_b015_after_the_third_chunk_in_silence(gateway: Gateway, way: str) -> None:
+    gateway.engine.play([*byte_ids(TOKENIZER, "abc"), Silence()])
+    async with gateway.connection() as (reader, writer):
+        writer.write(raw_request(CHAT, chat_body(stream=True, max_tokens=4000)))
+        await reader.readuntil(b'"c"')
+        hang_up(writer, way)
+        await assert_all_released(gateway)
+
+
+@pytest.mark.parametrize("way", ["FIN", "RST"])
+async def test_b015_while_tokens_flow(gateway: Gateway, way: str) -> None:
+    letter = byte_ids(TOKENIZER, "a")[0]
+    go_on = asyncio.Event()
+    gateway.engine.play([letter, letter, letter, Until(go_on), *[letter] * 4000, Silence()])
+    async with gateway.connection() as (reader, writer):
+        writer.write(raw_request(CHAT, chat_body(stream=True, max_tokens=5000)))
+        await reader.readuntil(b'"a"')
+        hang_up(writer, way)
+        go_on.set()
+        await assert_all_released(gateway)
+
+
+async def test_b015_the_abort_is_counted(gateway: Gateway) -> None:
+    gateway.engine.play([Silence()])
+    async with gateway.connection() as (_, writer):
+        writer.write(raw_request(CHAT, chat_body()))
+        await gateway.engine.until_running(1)
+        hang_up(writer, "RST")
+        await assert_all_released(gateway)
+    assert 'finished_reason="abort"} 1.0' in (await gateway.get("/metrics"))[1]
+
+
+async def test_b015_the_connection_of_a_whole_answer_is_used_again(gateway: Gateway) -> None:
+    gateway.engine.play([*byte_ids(TOKENIZER, "hi"), Stop()])
+    async with gateway.connection() as (reader, writer):
+        for _ in range(2):
+            writer.write(raw_request(CHAT, chat_body()))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            length = next(int(line.split(b":")[1]) for line in head.splitlines() if line.startswith(b"Content-Length"))
+            assert b'"hi"' in await reader.readexactly(length)
+
+
+async def test_b107_a_client_that_stops_reading_is_dropped() -> None:
+    letter = byte_ids(TOKENIZER, "a")[0]
+    engine = ScriptedEngine([tiny_card(TOKENIZER, max_context=1_000_000)])
+    engine.play([letter] * 100_000)
+    async with running_gateway(engine, write_timeout_s=0.2) as gateway:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", gateway.port))
+            await asyncio.get_running_loop().sock_sendall(client, raw_request(CHAT, chat_body(stream=True)))
+            await gateway.engine.until_running(1)
+            await gateway.engine.until_running(0)
+        assert 'finished_reason="abort"} 1.0' in (await gateway.get("/metrics"))[1]
+
+
+async def test_b107_a_slow_reader_gets_everything(gateway: Gateway) -> None:
+    text = "abcdefgh" * 1000
+    gateway.engine.play([*byte_ids(TOKENIZER, text), Stop()])
+    async with gateway.connection() as (reader, writer):
+        writer.write(raw_request(CHAT, chat_body(stream=True)).replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        await gateway.engine.until_running(1)
+        received = await reader.read()
+    assert received.count(b'"content":') == len(text) + 1
+    assert b"[DONE]" in received
+
+
+async def test_b109_running_streams_end_and_new_requests_are_refused(gateway: Gateway) -> None:
+    may_end = asyncio.Event()
+    gateway.engine.play([*byte_ids(TOKENIZER, "a"), Until(may_end), *byte_ids(TOKENIZER, "b"), Stop()])
+    async with gateway.connection() as (reader, writer):
+        writer.write(raw_request(CHAT, chat_body(stream=True)))
+        await reader.readuntil(b'"a"')
+        draining = asyncio.create_task(gateway.runner.app[SERVICE].admission.drain(5))
+        await asyncio.sleep(0)
+        assert (await gateway.get("/health/ready"))[0] == 503
+        status, answer = await gateway.chat()
+        assert (status, answer["error"]["code"]) == (503, "draining")
+        may_end.set()
+        assert b'"b"' in await reader.readuntil(b"[DONE]")
+        assert await draining
+
+
+async def test_b109_at_the_limit_a_stream_ends_by_an_error_event(gateway: Gateway) -> None:
+    gateway.engine.play([*byte_ids(TOKENIZER, "a"), Silence()])
+    async with gateway.connection() as (reader, writer):
+        writer.write(raw_request(CHAT, chat_body(stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        await reader.readuntil(b'"a"')
+        assert not await gateway.runner.app[SERVICE].admission.drain(0.01)
+        rest = await reader.read()
+    events = parse_events(rest[rest.index(b"data: ") :])
+    assert events[-1]["error"]["code"] == "draining"
+    await gateway.engine.until_running(0)
+
+
+async def test_no_descriptor_is_left_behind(gateway: Gateway) -> None:
+    gateway.engine.play([Silence()])
+
+    async def vanish() -> None:
+        async with gateway.connection() as (_, writer):
+            writer.write(raw_request(CHAT, chat_body(stream=True)))
+            await gateway.engine.until_running(1)
+            hang_up(writer, "RST")
+            await gateway.engine.until_running(0)
+
+    await vanish()
+    before = num_descriptors()
+    for _ in range(5):
+        await vanish()
+    assert num_descriptors() <= before
+
+
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
