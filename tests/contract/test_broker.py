@@ -351,15 +351,19 @@ class TestWaiting:
         assert await read(broker) == ["a"]
 
     async def test_more_waiting_jobs_than_one_call_looks_at(self, broker: Broker) -> None:
-        requests = [f"r{number:03}" for number in range(70)]
+        requests = [f"r{number:03}" for number in range(130)]
         for request in requests:
-            await place(broker, request, 1)
+            await place(broker, request, 0)
         record = worker_record(max_sequences=1000)
+        await broker.registry.beat(record, worker_load())  # moves 64 of them
+        assert await place(broker, "newcomer", 0) == Waiting(2)  # 64 more went first, two are still before it
         await broker.registry.beat(record, worker_load())
-        assert await place(broker, "newcomer", 1) == Placed(D0, EPOCH)  # the last six went first
-        assert (await read(broker))[:64] == requests[:64]
-        more = await broker.jobs.read(D0, EPOCH, (await broker.jobs.read(D0, EPOCH, None, 0.0))[63].entry, 0.0)
-        assert [queued.job.request for queued in more] == [*requests[64:], "newcomer"]
+        order: list[str] = []
+        after = None
+        while jobs := await broker.jobs.read(D0, EPOCH, after, 0.0):
+            order += [queued.job.request for queued in jobs]
+            after = jobs[-1].entry
+        assert order == [*requests, "newcomer"]
 
 
 class TestWithdrawal:

@@ -342,7 +342,7 @@ class TestGrowth:
         await broker.registry.publish_card(make_card())
         await broker.registry.beat(worker_record(), worker_load())
         after = None
-        for number in range(500):
+        for number in range(300):
             request = f"r{number}"
             await broker.jobs.place(make_job(request), 10, ONLY_D0)
             await tasks.publish(make_task(request))
@@ -364,6 +364,13 @@ class TestGrowth:
             await connection.read(0.05, "XREAD", streams=("nobody-writes-here", "0-0"))
             await broker.registry.beat(worker_record(), worker_load(absorbed=after))
         assert await connection.call("EXISTS", KEYS.places, KEYS.ages, KEYS.waiting, KEYS.parked) == 0
+
+    async def test_a_replaced_task_is_acknowledged_too(self, connection: RedisConnection, broker: RedisBroker) -> None:
+        tasks = broker.tasks(FINGERPRINT)
+        first = await tasks.publish(make_task("a", 1))
+        assert await tasks.claim(*P0, 0.0) is not None
+        await tasks.publish(make_task("a", 2), replaces=first)
+        assert (await connection.call("XPENDING", TASKS, "prefill"))[0] == 0
 
     async def test_every_key_ends_by_itself(self, connection: RedisConnection, broker: RedisBroker) -> None:
         tasks = broker.tasks(FINGERPRINT)
