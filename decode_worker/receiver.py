@@ -143,7 +143,7 @@ class Receiver:
         try:
             entry = await self._tasks.publish(self._task(live, num_tokens, number))
             await self._await_binding(attempt)
-            commit = await attempt.outcome
+            commit = await asyncio.shield(attempt.outcome)  # our cancellation must not cancel what others set
             self._report(live, attempt)
             return commit
         finally:

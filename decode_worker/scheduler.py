@@ -192,7 +192,7 @@ class DecodeScheduler:
         It keeps its pages. Call it when nothing writes into them any more.
         """
         ticket = self._tickets.get(key)
-        if ticket is None or ticket.intake is Intake.LOCAL:
+        if ticket is None or ticket.intake is Intake.LOCAL or ticket.state is _State.RUNNING:
             return False
         ticket.intake = Intake.LOCAL
         if ticket.state is _State.RESERVED:

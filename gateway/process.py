@@ -17,7 +17,7 @@ from common.messages.ids import GatewayId, ModelName
 from common.rpc.channels import Channels
 from common.settings.gateway import GatewayProcessSettings
 from common.telemetry.logs import setup_logging
-from common.telemetry.traces import setup_tracing
+from common.telemetry.traces import flush_tracing, setup_tracing
 from gateway.app import create_app
 from gateway.dispatch import Dispatcher
 from gateway.feeds import Feeds
@@ -79,6 +79,7 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
             logger.info("listening on %s:%d", settings.host, settings.port)
             await signals.stop.wait()
             await _close(runner, settings.drain_s, signals)
+    await asyncio.to_thread(flush_tracing)
     return 0
 
 

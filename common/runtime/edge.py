@@ -28,8 +28,9 @@ from common.runtime.heart import Heart
 from common.runtime.peers import Peers
 from common.runtime.runner import ModelRunner, allocate_pages
 from common.settings.worker import WorkerSettings
-from common.telemetry.endpoint import HealthReport, serve_health
+from common.telemetry.endpoint import HealthReport, HealthServer
 from common.telemetry.metrics import WorkerMetrics
+from common.telemetry.traces import flush_tracing
 from common.transfer.pool_source import PoolSource
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
             advertised_host=settings.reachable_host,
             socket=None if settings.transfer == "tcp" else self._socket_path(),
         )
+        self._health_server = HealthServer(self.metrics.registry, self._report)
         self._loading_fraction = 0.0
         self._heart: Heart | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,7 +85,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         port = bind(self.server, settings.host, settings.port)
         endpoint = await self._sources.start()
         await self.server.start()
-        metrics_port = await serve_health(settings.host, settings.metrics_port, self.metrics.registry, self._report)
+        metrics_port = await self._health_server.start(settings.host, settings.metrics_port)
         record = WorkerRecord(
             worker=self.worker,
             role=self.role,
@@ -166,10 +168,12 @@ class WorkerEdge(Generic[CommandT, EventT]):
             await self._heart.leave()
         await self.server.stop(grace=0.5)
         await self._sources.close()
+        await self._health_server.close()
         if self.engine is not None:
             await asyncio.to_thread(self.engine.stop)
         await self.channels.close()
         await self.broker.close()
+        await asyncio.to_thread(flush_tracing)
 
     def _load_weights(self) -> LlamaModel:
         foundation = self.foundation

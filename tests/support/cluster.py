@@ -6,11 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
@@ -23,16 +23,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], deadline_s: float, what: str) -> Any:
-    """Return the first truthy value of `condition`; fail after `deadline_s`."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {deadline_s} s: {what}")
-        time.sleep(0.02)
+def is_alive(pid: int) -> bool:
+    """Whether the process runs: gone and dead but not yet reaped both count as ended."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @dataclass
@@ -68,7 +61,7 @@ class Cluster:
         pids = [process["pid"] for process in self.status()["processes"]]
         result = self.tandem("down", "--state-dir", str(self.state_dir), timeout_s=STOP_TIMEOUT_S)
         assert result.returncode == 0, result.stdout + result.stderr + self.logs()
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        assert not [pid for pid in pids if is_alive(pid)]
 
     def status(self) -> dict[str, Any]:
         """Return `tandem status --json`."""

@@ -4,8 +4,9 @@ import functools
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from common.model.checkpoint import open_checkpoint
 from common.model.locate import locate_model
 
 EOS_ID = 2
@@ -21,9 +22,30 @@ class Answer:
 
 @functools.cache
 def _model() -> PreTrainedModel:
-    path = locate_model("smollm2")
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model.eval()
+    """Build it from the dequantised tensors, which `test_checkpoint` compares with those `transformers` reads."""
+    checkpoint = open_checkpoint(locate_model("smollm2"))
+    config = checkpoint.config
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_context,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+            tie_word_embeddings=config.tie_embeddings,
+            dtype=torch.float32,
+        )
+    )
+    weights = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert missing == (["lm_head.weight"] if config.tie_embeddings else [])
+    model.eval()
+    return model
 
 
 def generate(prompt_ids: list[int], max_tokens: int) -> Answer:
