@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from common.errors import GenerationFailed
+from gateway.patience import Patience
 
 EventT = TypeVar("EventT")
 
@@ -21,8 +22,9 @@ CAPACITY = 256
 class EventBuffer(Generic[EventT]):
     """Reads `source` in a task of its own while the `async with` block runs; leaving it closes the source."""
 
-    def __init__(self, source: AsyncGenerator[EventT, None], capacity: int = CAPACITY) -> None:
+    def __init__(self, source: AsyncGenerator[EventT, None], max_wait_s: float, capacity: int = CAPACITY) -> None:
         self._source = source
+        self._patience = Patience(max_wait_s)
         self._capacity = capacity
         self._ready: list[EventT] = []
         self._has_news = asyncio.Event()
@@ -38,19 +40,20 @@ class EventBuffer(Generic[EventT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._reader is not None  # __aenter__ has run
+        self._patience.close()
         self._reader.cancel()
         await asyncio.wait([self._reader])
         if not self._reader.cancelled():
             self._reader.exception()  # taken before, or of no interest any more
 
-    async def take(self, timeout_s: float) -> list[EventT]:
-        """Return all events that are ready, at least one; or none if nothing came for `timeout_s`.
+    async def take(self) -> list[EventT]:
+        """Return all events that are ready, at least one; or none if nothing came for `max_wait_s`.
 
         Raises what the source raised, behind its last event; `GenerationFailed` if the source simply ended.
         """
         assert self._reader is not None  # inside the `async with` block
         try:
-            async with asyncio.timeout(timeout_s):
+            with self._patience:
                 await self._has_news.wait()
         except TimeoutError:
             return []

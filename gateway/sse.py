@@ -3,11 +3,12 @@
 The response starts with the first write, so an error before it can still be an ordinary HTTP answer.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
+
+from gateway.patience import Patience
 
 DONE: Final = b"[DONE]"
 PING: Final = b": ping\n\n"
@@ -24,7 +25,7 @@ class EventStream:
 
     def __init__(self, request: web.Request, write_timeout_s: float) -> None:
         self._request = request
-        self._write_timeout_s = write_timeout_s
+        self._patience = Patience(write_timeout_s)
         self._response: web.StreamResponse | None = None
 
     @property
@@ -42,19 +43,25 @@ class EventStream:
 
     async def fail(self, payload: bytes) -> web.StreamResponse:
         """Write the event that ends a broken stream, without `[DONE]`; the connection is closed behind it."""
-        await self.send([payload])
+        try:
+            await self.send([payload])
+        finally:
+            self.close()
         assert self._response is not None  # sending has started it
         self._response.force_close()
         return self._response
 
+    def close(self) -> None:
+        """Stop the timer; the response itself ends when its handler returns."""
+        self._patience.close()
+
     async def _write(self, chunk: bytes) -> None:
-        limit = asyncio.timeout(self._write_timeout_s)
         try:
-            async with limit:
+            with self._patience:
                 response = self._response or await self._start()
                 await response.write(chunk)
         except TimeoutError as error:
-            if limit.expired():
+            if self._patience.is_over:
                 self._abort()
                 raise ConnectionResetError("the client takes no more bytes") from error
             raise

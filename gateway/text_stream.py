@@ -3,14 +3,14 @@
 The token that ends an answer is counted but never shown; tokens behind a stop string are neither.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 
 from common.errors import DeadlineExceeded, GenerationFailed
 from gateway.detokenizer import Detokenizer
 from gateway.engine import EndOfStream, FinishReason, GenerateEvent, TokenDelta
+from gateway.patience import Patience
 from gateway.stop import StopMatcher
 
 
@@ -93,36 +93,36 @@ async def stream_text(
     `GenerationFailed` if the engine's stream stops without an end.
     """
     end: EndOfStream | None = None
-    async with aclosing(events):
-        while end is None and not answer.has_stop_string:
-            event = await _next(events, max_silence_s)
-            match event:
-                case TokenDelta():
-                    num_before = answer.num_tokens
-                    text = answer.push(event)
-                    if answer.num_tokens > num_before:
-                        on_tokens(answer.num_tokens - num_before)
-                    if text:
-                        yield TextDelta(text)
-                case EndOfStream():
-                    end = event
-                case None:
-                    raise GenerationFailed("The answer ended without a reason.")
+    with closing(Patience(max_silence_s)) as patience:
+        async with aclosing(events):
+            while end is None and not answer.has_stop_string:
+                event = await _next(events, patience)
+                match event:
+                    case TokenDelta():
+                        num_before = answer.num_tokens
+                        text = answer.push(event)
+                        if answer.num_tokens > num_before:
+                            on_tokens(answer.num_tokens - num_before)
+                        if text:
+                            yield TextDelta(text)
+                    case EndOfStream():
+                        end = event
+                    case None:
+                        raise GenerationFailed("The answer ended without a reason.")
     tail = "" if answer.has_stop_string else answer.finish()
     if tail:
         yield TextDelta(tail)
     yield TextEnd(_finish_reason(answer, end), answer.num_tokens, end.num_cached_tokens if end else None)
 
 
-async def _next(events: AsyncGenerator[GenerateEvent, None], max_silence_s: float) -> GenerateEvent | None:
+async def _next(events: AsyncGenerator[GenerateEvent, None], patience: Patience) -> GenerateEvent | None:
     """Return the next event, None if there is none."""
-    limit = asyncio.timeout(max_silence_s)
     try:
-        async with limit:
+        with patience:
             return await anext(events, None)
     except TimeoutError as error:
-        if limit.expired():
-            raise DeadlineExceeded(f"No token came for {max_silence_s:.0f} seconds.") from error
+        if patience.is_over:
+            raise DeadlineExceeded("No token came for too long.") from error
         raise
 
 

@@ -1,7 +1,7 @@
 """A generation request, from its validated form to the last byte of its answer, streamed or whole."""
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -125,24 +125,30 @@ async def _whole(http: web.Request, service: Service, accepted: Accepted, record
 
 async def _stream(http: web.Request, service: Service, accepted: Accepted, record: RequestRecord) -> web.StreamResponse:
     stream = http[EVENT_STREAM] = EventStream(http, service.settings.write_timeout_s)
-    payloads = accepted.shape.opening()
-    end: TextEnd | None = None
-    async with EventBuffer(_text_events(service, accepted, record)) as buffer:
-        while end is None:
-            events = await buffer.take(service.settings.ping_interval_s)
-            if not events:
-                await stream.ping()
-                continue
-            payloads += [accepted.shape.delta(event.text) for event in events if isinstance(event, TextDelta)]
-            end = next((event for event in events if isinstance(event, TextEnd)), None)
-            if end is not None:
-                payloads += _closing(accepted, end)
-            await stream.send(payloads)
-            payloads = []
+    buffer = EventBuffer(_text_events(service, accepted, record), service.settings.ping_interval_s)
+    with closing(stream):
+        async with buffer:
+            end = await _send_all(stream, buffer, accepted)
     record.ended(end)
     http[SPAN].answered(end)
     assert stream.response is not None  # the end has been sent
     return stream.response
+
+
+async def _send_all(stream: EventStream, buffer: EventBuffer[TextEvent], accepted: Accepted) -> TextEnd:
+    """Write everything up to `[DONE]`; return the end."""
+    payloads = accepted.shape.opening()
+    while True:
+        events = await buffer.take()
+        if not events:
+            await stream.ping()
+            continue
+        payloads += [accepted.shape.delta(event.text) for event in events if isinstance(event, TextDelta)]
+        if isinstance(end := events[-1], TextEnd):
+            await stream.send([*payloads, *_closing(accepted, end)])
+            return end
+        await stream.send(payloads)
+        payloads = []
 
 
 def _closing(accepted: Accepted, end: TextEnd) -> list[bytes]:

@@ -1,16 +1,14 @@
 """The OpenAI API of a real server, in front of scripted tokens."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from common.errors import InvalidLogits, Overloaded, WorkerLost
 from gateway.engine import FinishReason, Readiness
 from tests.support.gateway_server import Gateway, chat_body, parse_events, raw_request, running_gateway, text_of
-from tests.support.scripted_engine import ScriptedEngine, Silence, Step, Stop, Until, Vanish
+from tests.support.scripted_engine import ScriptedEngine, Silence, Step, Stop, Until
 from tests.support.tiny_tokenizer import EOS, byte_ids, byte_level_tokenizer, id_of, tiny_card
 
 TOKENIZER = byte_level_tokenizer()
@@ -148,67 +146,6 @@ async def test_seed_and_request_reach_the_engine(gateway: Gateway) -> None:
     assert len({request.request for request in gateway.engine.requests}) == 3
 
 
-# Failures
-
-
-@pytest.mark.parametrize("failure", [WorkerLost("gone"), InvalidLogits("nan"), KeyError("bug"), Vanish()])
-async def test_b001_failure_in_the_middle_is_one_error_event(
-    gateway: Gateway, failure: Step, caplog: pytest.LogCaptureFixture
-) -> None:
-    gateway.engine.play([*byte_ids(TOKENIZER, "hello"), failure])
-    events = await gateway.events(CHAT, chat_body(stream=True))
-    assert text_of(events) == "hello"
-    assert set(events[-1]["error"]) == {"message", "type", "param", "code"}
-    assert "[DONE]" not in events
-    assert all(choice["finish_reason"] is None for choice in choices_of(events[:-1]))
-    await gateway.engine.until_running(0)
-    lines = [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
-    assert len(lines) == 1
-
-
-async def test_b001_an_engine_that_falls_silent() -> None:
-    async with running_gateway(ScriptedEngine([CARD]), max_silence_s=0.05) as gateway:
-        gateway.engine.play([*byte_ids(TOKENIZER, "hello"), Silence()])
-        events = await gateway.events(CHAT, chat_body(stream=True))
-        assert events[-1]["error"]["code"] == "deadline_exceeded"
-        await gateway.engine.until_running(0)
-
-
-@pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize(
-    ("failure", "status"), [(WorkerLost("gone"), 503), (Overloaded("full", retry_after_s=7), 503), (KeyError("x"), 500)]
-)
-async def test_failure_before_the_first_byte_is_an_ordinary_answer(
-    gateway: Gateway, streams: bool, failure: Exception, status: int
-) -> None:
-    gateway.engine.play([failure])
-    async with gateway.session.post(gateway.url + CHAT, json=chat_body(stream=streams)) as response:
-        assert response.status == status
-        assert ("Retry-After" in response.headers) == (status == 503)
-        assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
-
-
-async def test_failure_of_a_whole_answer_tells_no_part_of_it(gateway: Gateway) -> None:
-    gateway.engine.play([*byte_ids(TOKENIZER, "hello"), WorkerLost("gone")])
-    status, answer = await gateway.chat()
-    assert (status, answer["error"]["code"]) == (503, "worker_lost")
-
-
-async def test_overload_is_refused_at_once() -> None:
-    async with running_gateway(ScriptedEngine([CARD]), max_concurrent_requests=1) as gateway:
-        gateway.engine.play([Silence()], spoken("hi"))
-        held = asyncio.create_task(gateway.chat())
-        await gateway.engine.until_running(1)
-        async with gateway.session.post(gateway.url + CHAT, json=chat_body()) as response:
-            assert response.status == 503
-            assert int(response.headers["Retry-After"]) >= 1
-            assert (await response.json())["error"]["code"] == "overloaded"
-        assert len(gateway.engine.requests) == 1
-        held.cancel()
-        await gateway.engine.until_running(0)
-        assert (await gateway.chat())[0] == 200
-
-
 # Requests
 
 
@@ -314,59 +251,6 @@ async def test_b112_ready_does_not_wait_for_running_requests(gateway: Gateway) -
     await gateway.engine.until_running(1)
     assert (await gateway.get("/health/ready"))[0] == 200
     held.cancel()
-
-
-# Metrics
-
-
-def sample(metrics: str, name: str) -> float:
-    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(name))
-
-
-async def test_b129_first_and_next_tokens_are_timed(gateway: Gateway) -> None:
-    gates = [asyncio.Event() for _ in range(3)]
-    gateway.engine.play([Until(gates[0]), 1, Until(gates[1]), 2, Until(gates[2]), 3, Stop()])
-    for gate, delay_s in zip(gates, (0.2, 0.3, 0.4), strict=True):
-        asyncio.get_running_loop().call_later(delay_s, gate.set)
-    started = time.monotonic()
-    async with gateway.session.post(gateway.url + TEXT, json=text_body(stream=True)) as response:
-        await response.content.readany()
-        watched_s = time.monotonic() - started
-        await response.read()
-    metrics = (await gateway.get("/metrics"))[1]
-    assert sample(metrics, "tandem_time_to_first_token_seconds_count") == 1
-    assert sample(metrics, "tandem_time_to_first_token_seconds_sum") == pytest.approx(watched_s, rel=0.05)
-    assert sample(metrics, "tandem_inter_token_latency_seconds_count") == 2
-    assert sample(metrics, "tandem_inter_token_latency_seconds_sum") == pytest.approx(0.2, rel=0.2)
-    assert sample(metrics, "tandem_generation_tokens_total") == 3
-
-
-async def test_b129_no_first_token_no_ttft(gateway: Gateway) -> None:
-    gateway.engine.play([WorkerLost("gone")])
-    await gateway.chat()
-    gateway.engine.play([1, Stop()])
-    await gateway.chat()
-    metrics = (await gateway.get("/metrics"))[1]
-    assert sample(metrics, "tandem_time_to_first_token_seconds_count") == 1
-    assert sample(metrics, "tandem_inter_token_latency_seconds_count") == 0
-
-
-async def test_b126_clients_cannot_make_series(gateway: Gateway) -> None:
-    async def num_series() -> int:
-        return len((await gateway.get("/metrics"))[1].splitlines())
-
-    async def strange_requests(salt: str) -> None:
-        await gateway.chat(model=f"model-{salt}")
-        await gateway.chat(user=f"user-{salt}")
-        await gateway.get(f"/{salt}.php")
-        await gateway.session.request("BREW", gateway.url + "/v1/models")
-
-    await strange_requests("first")
-    await num_series()  # counts itself from now on
-    before = await num_series()
-    for number in range(20):
-        await strange_requests(str(number))
-    assert await num_series() == before
 
 
 # Sockets

@@ -7,11 +7,11 @@ import pytest
 
 from common.errors import WorkerLost
 from tests.support.gateway_server import Gateway, running_gateway
-from tests.support.scripted_engine import ScriptedEngine, Stop
+from tests.support.scripted_engine import ScriptedEngine, Step, Stop
 from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
 
 TOKENIZER = byte_level_tokenizer()
-SCRIPT = [*byte_ids(TOKENIZER, "hello 日本"), Stop()]
+SCRIPT: list[Step] = [*byte_ids(TOKENIZER, "hello 日本"), Stop()]
 HI: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
 
