@@ -160,7 +160,8 @@ class MemoryQueue:
     def _is_readable(self, lane: Lane, entry: EntryId) -> bool:
         seat = self._seats.get(lane.worker)
         is_alive = seat is not None and seat.record.epoch == lane.epoch and self._clock() < seat.expires_s
-        return is_alive and lane.stream.get(entry) is not None
+        is_there = self._lanes.get((lane.worker, lane.epoch)) is lane  # not one that left and came back
+        return is_alive and is_there and lane.stream.get(entry) is not None
 
     def _lane(self, worker: WorkerId, epoch: Epoch, now_s: float) -> Lane:
         for key in [key for key, lane in self._lanes.items() if now_s >= lane.expires_s]:

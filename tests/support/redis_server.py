@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 START_TIMEOUT_S = 10.0
+MAX_PORT = 65535
 
 
 def server_binaries() -> dict[str, Path]:
@@ -82,10 +83,13 @@ class RedisServer:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on now; a cluster node also listens 10000 above it."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < MAX_PORT - 10_000:
+            return port
 
 
 @contextmanager
