@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.sampling.candidates import candidates
+from kernels.sampling.greedy import best_tokens
 from kernels.sampling.logits import adjust_logits
 from kernels.sampling.row import SamplingRow
 from kernels.sampling.uniform import uniform
@@ -27,13 +28,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
     if not rows:
         return []
     adjusted = adjust_logits(logits, rows)
-    best = adjusted.max(dim=-1)
-    is_valid = best.values.isfinite()
+    maxima, best = best_tokens(adjusted)
+    is_valid = maxima.isfinite()
     if adjusted is not logits:
         is_valid &= logits.amax(dim=-1).isfinite()
     return [
         (_draw(adjusted[index], row) if row.controls.temperature > 0.0 else token) if valid else None
-        for index, (row, token, valid) in enumerate(zip(rows, best.indices.tolist(), is_valid.tolist(), strict=True))
+        for index, (row, token, valid) in enumerate(zip(rows, best.tolist(), is_valid.tolist(), strict=True))
     ]
 
 

@@ -265,10 +265,14 @@ class TestSeeds:
             assert (counts[token] == 0) == (probability == 0.0)
 
 
-def test_greedy_takes_the_lowest_of_equal_ids() -> None:
-    logits = torch.zeros(2, 49_152)
-    logits[0, [31_000, 40_000]] = 1.0
-    assert sample(logits, [row(params(temperature=0.0))] * 2) == [31_000, 0]
+@pytest.mark.parametrize("vocab", [49_152, 49_000])
+def test_greedy_takes_the_lowest_of_equal_ids(vocab: int) -> None:
+    logits = torch.zeros(3, vocab)
+    logits[0, [31_000, 31_001, 40_000]] = 1.0
+    logits[2, vocab - 1] = 1.0
+    assert sample(logits, [row(params(temperature=0.0))] * 3) == [31_000, 0, vocab - 1]
+    logits[1, vocab - 1] = torch.nan
+    assert sample(logits, [row(params(temperature=0.0))] * 3) == [31_000, None, vocab - 1]
 
 
 def test_no_rows() -> None:
