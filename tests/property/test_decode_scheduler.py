@@ -1,0 +1,372 @@
+"""Decode scheduler: whatever is batched, preempted, received, cancelled or failed, every stream is its solo output.
+
+A runner without a model checks what each step attends to (`PagedContent`). Kills these planted bugs (each was planted
+and found): decoding or publishing before pages are complete; a preempted sequence that keeps `num_computed`; preempting
+an older sequence; younger ones that overtake; no watermark; an over-full batch or budget; a limit that ends a
+stream one token early or late; a wrong index or chain; a failed sequence that stays cached; blocks lost on any exit.
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import HashChain, PrefixCache
+from common.errors import DoesNotFit
+from common.messages.chain import chain_of
+from common.messages.ids import BlockId, PlacementNumber, RequestId
+from common.messages.sampling import SamplingParams
+from common.scheduling.emission import Emission, FailureCode
+from common.scheduling.plan import StepPlan, StepResult
+from common.scheduling.sequence import FinishReason, Sequence, SequenceKey
+from decode_worker.scheduler import DecodeScheduler, Intake
+from tests.support.paged_content import PagedContent
+from tests.support.scripted_runner import ScriptedRunner, next_token, solo_output
+
+BLOCK_SIZE = 2
+NUM_BLOCKS = 8
+CAPACITY = BLOCK_SIZE * NUM_BLOCKS
+MAX_CONTEXT = 24
+STEPS_TO_DRAIN = 2000
+
+
+@dataclass(frozen=True)
+class Request:
+    token_ids: list[int]
+    num_shown: int
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    salt: str
+    wants: Intake
+    is_failover: bool
+
+
+REQUESTS = st.builds(
+    Request,
+    token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=6)
+    | st.lists(st.integers(0, 1), min_size=7, max_size=CAPACITY + 2),
+    num_shown=st.integers(0, 2),
+    max_tokens=st.sampled_from([1, 2, 20]),
+    stop_ids=st.sampled_from([(), (), (0,), (1, 2)]),
+    salt=st.sampled_from(["", "", "", "a"]),
+    wants=st.sampled_from([Intake.LOCAL, Intake.LOCAL, Intake.REMOTE]),
+    is_failover=st.booleans(),
+)
+
+
+@dataclass
+class Stream:
+    """What one client has been told, and what it must be told in the end."""
+
+    sequence: Sequence
+    wants: Intake
+    expected: list[int]
+    reason: FinishReason
+    shown: list[int] = field(default_factory=list)
+    is_reserved: bool = False
+    receiving: list[BlockId] = field(default_factory=list)
+
+
+class DecodeMachine(RuleBasedStateMachine):
+    @initialize(
+        max_sequences=st.integers(2, 5),
+        spare_budget=st.integers(0, 8),
+        chunk_size=st.integers(1, 5),
+        max_preemptions=st.sampled_from([0, 1, 8]),
+        max_context=st.sampled_from([MAX_CONTEXT, CAPACITY - 3]),
+    )
+    def build(
+        self, max_sequences: int, spare_budget: int, chunk_size: int, max_preemptions: int, max_context: int
+    ) -> None:
+        self.max_sequences = max_sequences
+        self.token_budget = max_sequences + spare_budget
+        self.chunk_size = chunk_size
+        self.max_preemptions = max_preemptions
+        self.max_context = max_context
+        self.pool = BlockPool(NUM_BLOCKS, [0] * NUM_BLOCKS)
+        self.prefix = PrefixCache(self.pool, BLOCK_SIZE, "fingerprint")
+        self.content = PagedContent(self.pool, BLOCK_SIZE)
+        self.runner = ScriptedRunner(self.content)
+        self.scheduler = DecodeScheduler(
+            self.pool,
+            self.prefix,
+            block_size=BLOCK_SIZE,
+            max_sequences=max_sequences,
+            token_budget=self.token_budget,
+            chunk_size=chunk_size,
+            max_context=max_context,
+            max_preemptions=max_preemptions,
+        )
+        self.streams: dict[SequenceKey, Stream] = {}
+        self.receivers: list[tuple[Sequence, list[BlockId]]] = []
+        """Copies that outlived their sequence: they still own their pages and may write into them."""
+        self.num_added = 0
+
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
+    def add(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._add(request)
+
+    def _add(self, request: Request) -> None:
+        self.num_added += 1
+        key = SequenceKey(RequestId(str(self.num_added)), PlacementNumber(1))
+        token_ids, stop_ids, max_tokens = list(request.token_ids), request.stop_ids, request.max_tokens
+        num_prompt = max(1, len(token_ids) - request.num_shown)
+        sampling = SamplingParams(1, len(token_ids) - num_prompt + max_tokens, stop_ids=stop_ids)
+        arrival = self.num_added - (3 if request.is_failover else 0)
+        sequence = Sequence(key, list(token_ids), num_prompt, sampling, arrival, request.salt)
+        must_refuse = max(num_prompt + 1, len(token_ids)) > min(CAPACITY, self.max_context)
+        must_refuse |= len(token_ids) >= self.max_context
+        try:
+            self.scheduler.add(sequence, request.wants)
+        except DoesNotFit:
+            assert must_refuse
+            return
+        assert not must_refuse
+        max_held = min(self.max_context, CAPACITY + 1)
+        expected, reason = solo_output(token_ids, stop_ids, max_tokens, max_held)
+        shown = token_ids[num_prompt:]
+        self.streams[key] = Stream(sequence, request.wants, shown + expected, reason, list(shown))
+
+    @rule(count=st.sampled_from([1, 3, 8]))
+    def run_steps(self, count: int) -> None:
+        for _ in range(count):
+            plan = self._plan()
+            if plan:
+                self._settle(plan, self.runner.run(plan, self._live()))
+
+    @rule(data=st.data())
+    def meet_nan(self, data: st.DataObject) -> None:
+        """One row of a step comes out as NaN: it fails, its blocks are never hit again, the others go on."""
+        plan = self._plan()
+        if not plan:
+            return
+        victim = data.draw(st.sampled_from(plan.chunks)).sequence
+        blocks = set(victim.block_ids)
+        self._settle(plan, self.runner.run(plan, self._live(), frozenset({victim.key})))
+        assert victim.key not in self.streams
+        found = self.prefix.match(victim.token_ids, victim.hash_chain, victim.num_tokens)
+        assert not blocks & set(found)
+        self.pool.release(found)
+
+    @rule(data=st.data())
+    def cancel_in_flight(self, data: st.DataObject) -> None:
+        plan = self._plan()
+        if not plan:
+            return
+        result = self.runner.run(plan, self._live())
+        self._cancel(data.draw(st.sampled_from(plan.chunks)).sequence.key)
+        self._settle(plan, result)
+
+    @precondition(lambda self: self._reserved())
+    @rule(data=st.data(), length=st.integers(1, 8))
+    def receive(self, data: st.DataObject, length: int) -> None:
+        """Some pages of a reserved sequence arrive."""
+        stream = data.draw(st.sampled_from(self._reserved()))
+        self._receive(stream, range(stream.sequence.num_computed, stream.sequence.num_tokens)[:length])
+
+    @precondition(lambda self: self._reserved())
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        """The first token arrives, and the pages, if they are needed."""
+        stream = data.draw(st.sampled_from(self._reserved()))
+        self._commit(stream)
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data())
+    def fall_back(self, data: st.DataObject) -> None:
+        stream = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
+        self._stop_receiving(stream)
+        assert self.scheduler.fall_back(stream.sequence.key) == (stream.wants is Intake.REMOTE)
+        stream.is_reserved = False
+        stream.wants = Intake.LOCAL
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self._cancel(data.draw(st.sampled_from(sorted(self.streams))))
+
+    @precondition(lambda self: self.receivers)
+    @rule(writes=st.booleans())
+    def end_late_receiver(self, writes: bool) -> None:
+        """A copy whose sequence is gone ends; its last write may come late, but only into pages it still owns."""
+        sequence, blocks = self.receivers.pop(0)
+        if writes:
+            span = range(sequence.num_cached, sequence.num_tokens)
+            self.content.write(sequence.token_ids, sequence.cache_salt, blocks, span)
+        self.pool.release(blocks)
+
+    @invariant()
+    def is_consistent(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check()
+        scheduler = self.scheduler
+        assert scheduler.num_running + scheduler.num_reserved <= self.max_sequences
+        assert scheduler.num_running + scheduler.num_reserved + scheduler.num_waiting == len(self.streams)
+        assert scheduler.num_reserved == len(self._reserved())
+        owned = {block for stream in self.streams.values() for block in stream.sequence.block_ids}
+        owned |= {block for _, blocks in self.receivers for block in blocks}
+        assert self.pool.num_referenced == len(owned)
+        for key in self.streams:
+            sequence = scheduler.sequence(key)
+            assert sequence is self.streams[key].sequence
+            assert sequence.num_preemptions <= self.max_preemptions
+
+    def teardown(self) -> None:
+        """Everything ends, with the right tokens, and every block comes back."""
+        if not hasattr(self, "pool"):
+            return
+        for _ in range(STEPS_TO_DRAIN):
+            while self.receivers:
+                self.end_late_receiver(writes=False)
+            for stream in self._reserved():
+                self._commit(stream)
+            if not self.streams:
+                break
+            plan = self._plan()
+            assert plan or self._reserved(), "nothing to run, nothing to wait for, and yet not done"
+            if plan:
+                self._settle(plan, self.runner.run(plan, self._live()))
+        assert not self.streams, "does not end"
+        self.pool.check()
+        assert self.pool.num_free == NUM_BLOCKS
+        assert self.scheduler.num_running == self.scheduler.num_waiting == self.scheduler.num_reserved == 0
+
+    def _plan(self) -> StepPlan:
+        waiting = self._waiting()
+        preemptions = {key: stream.sequence.num_preemptions for key, stream in self.streams.items()}
+        running_before = [key for key, stream in self.streams.items() if key not in waiting and not stream.is_reserved]
+        reserved = self.scheduler.admit()
+        for sequence in reserved:
+            stream = self.streams[sequence.key]
+            assert stream.wants is Intake.REMOTE
+            stream.is_reserved = True
+            needs_pages = sequence.sampling.max_tokens - sequence.num_generated > 1
+            assert bool(sequence.block_ids) == needs_pages
+            if needs_pages:
+                self.content.verify(
+                    sequence.token_ids, sequence.cache_salt, sequence.block_ids, range(sequence.num_computed)
+                )
+        left = self._waiting()
+        admitted = [self.streams[key].sequence for key in waiting if key not in left]
+        for sequence in admitted:
+            assert all(sequence.arrival <= self.streams[key].sequence.arrival for key in left), "overtakes"
+        plan = self.scheduler.plan()
+        for sequence in admitted:
+            assert sequence.num_preemptions == preemptions[sequence.key], (
+                "admitted without room for a step of the others"
+            )
+        self._check_plan(plan)
+        self._check_preemptions(preemptions, running_before)
+        return plan
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert plan.num_tokens <= self.token_budget
+        keys = [chunk.sequence.key for chunk in plan.chunks]
+        assert len(set(keys)) == len(keys)
+        is_decoding = [chunk.start + 1 == chunk.sequence.num_tokens for chunk in plan.chunks]
+        assert is_decoding == sorted(is_decoding, reverse=True), "a prompt chunk before a decoding sequence"
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            assert not self.streams[sequence.key].is_reserved
+            assert 0 < chunk.length <= self.chunk_size
+            assert chunk.start == sequence.num_computed
+            assert chunk.samples == (chunk.start + chunk.length == sequence.num_tokens)
+            assert len(sequence.block_ids) == -(-sequence.num_tokens // BLOCK_SIZE)
+
+    def _check_preemptions(self, before: dict[SequenceKey, int], running_before: list[SequenceKey]) -> None:
+        preempted = [
+            key
+            for key, count in before.items()
+            if self.scheduler.sequence(key) is None or self.streams[key].sequence.num_preemptions > count
+        ]
+        kept = [key for key in running_before if key not in preempted]
+        for key in preempted:
+            sequence = self.streams[key].sequence
+            assert not sequence.block_ids
+            assert sequence.num_computed == 0
+            assert all(self.streams[other].sequence.arrival <= sequence.arrival for other in kept), "older preempted"
+
+    def _settle(self, plan: StepPlan, result: StepResult) -> None:
+        for emission in self.scheduler.settle(plan, result):
+            self._hear(emission, result)
+
+    def _hear(self, emission: Emission, result: StepResult | None = None) -> None:
+        stream = self.streams[emission.key]
+        assert emission.index == len(stream.shown)
+        assert emission.chain == chain_of(stream.shown)
+        assert emission.num_cached <= stream.sequence.num_prompt
+        stream.shown += emission.token_ids
+        assert stream.shown == stream.expected[: len(stream.shown)]
+        match emission.failure:
+            case FailureCode.INVALID_LOGITS:
+                assert result is not None
+                assert emission.key in result.invalid
+            case FailureCode.PREEMPTED:
+                assert stream.sequence.num_preemptions == self.max_preemptions
+            case None:
+                is_complete = stream.shown == stream.expected
+                assert emission.finish == (stream.reason if is_complete else None)
+        if emission.is_last:
+            self._stop_receiving(stream)
+            del self.streams[emission.key]
+            self._verify_cached(stream.sequence)
+            assert self.scheduler.sequence(emission.key) is None
+            assert not self.scheduler.cancel(emission.key)
+
+    def _verify_cached(self, sequence: Sequence) -> None:
+        """Whatever a newcomer with the same tokens would hit is complete and right."""
+        found = self.prefix.match(sequence.token_ids, HashChain(sequence.cache_salt), sequence.num_tokens)
+        span = range(len(found) * BLOCK_SIZE)
+        self.content.verify(sequence.token_ids, sequence.cache_salt, found, span)
+        self.pool.release(found)
+
+    def _receive(self, stream: Stream, span: range) -> None:
+        sequence = stream.sequence
+        if not stream.receiving:
+            stream.receiving = list(sequence.block_ids)
+            self.pool.share(stream.receiving)
+        if sequence.block_ids:
+            self.content.write(sequence.token_ids, sequence.cache_salt, sequence.block_ids, span)
+
+    def _stop_receiving(self, stream: Stream) -> None:
+        self.pool.release(stream.receiving)
+        stream.receiving = []
+
+    def _commit(self, stream: Stream) -> None:
+        sequence = stream.sequence
+        token = next_token(sequence.token_ids)
+        emission = self.scheduler.conclude(sequence.key, token)
+        assert (emission is None) == (len(stream.expected) - len(stream.shown) > 1)
+        if emission is None:
+            self._receive(stream, range(sequence.num_computed, sequence.num_tokens))
+            self._stop_receiving(stream)
+            emission = self.scheduler.activate(sequence.key, token)
+        assert emission is not None
+        stream.is_reserved = False
+        stream.wants = Intake.LOCAL
+        self._hear(emission)
+        assert self.scheduler.activate(sequence.key, token) is None
+
+    def _cancel(self, key: SequenceKey) -> None:
+        stream = self.streams.pop(key)
+        if stream.receiving:
+            self.receivers.append((stream.sequence, stream.receiving))
+        assert self.scheduler.cancel(key)
+        self._verify_cached(stream.sequence)
+        assert not self.scheduler.cancel(key)
+
+    def _live(self) -> list[Sequence]:
+        return [stream.sequence for stream in self.streams.values()]
+
+    def _reserved(self) -> list[Stream]:
+        return [stream for stream in self.streams.values() if stream.is_reserved]
+
+    def _waiting(self) -> set[SequenceKey]:
+        """Those without pages that are not reserved."""
+        return {key for key, stream in self.streams.items() if not stream.sequence.block_ids and not stream.is_reserved}
+
+
+TestDecodeScheduler = DecodeMachine.TestCase
