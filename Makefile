@@ -59,12 +59,9 @@ setup-dev: .venv/.dev .venv/.project
 up: setup ## start Redis, one prefill worker, one decode worker and a gateway; stream one answer
 	@$(BIN)/tandem up --detach --state-dir $(STATE_DIR) --port $(PORT)
 	@printf '\n> %s\n' "$$QUESTION"
-	@printf '%s\n' "$$QUESTION" | $(BIN)/tandem chat --url $(URL)
-	@printf '\n%s\n' "Tandem is up at $(URL). Talk to it:"
-	@printf '  %s\n' "make chat" \
-		"curl $(URL)/v1/chat/completions -H 'content-type: application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"stream\": true}'" \
-		"OpenAI(base_url=\"$(URL)/v1\", api_key=\"none\")"
-	@printf '%s\n' "Look at it: make status   Stop it: make down"
+	@# Greedy: a model this small loses its thread when it samples freely.
+	@printf '%s\n' "$$QUESTION" | $(BIN)/tandem chat --url $(URL) --temperature 0 --max-tokens 256
+	@printf '\n%s\n' "Tandem is up. Talk to it: make chat   Look at it: make status   Stop it: make down"
 
 down: ## stop everything that `make up` started
 	@$(BIN)/tandem down --state-dir $(STATE_DIR)
