@@ -5,8 +5,6 @@ import logging
 import time
 from typing import cast
 
-from common.telemetry.traces import record_span
-
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.lifecycle.epochs import new_epoch
@@ -18,6 +16,7 @@ from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
+from common.telemetry.traces import record_span
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, PullReport, TransferMode
 from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved

@@ -4,8 +4,6 @@ import asyncio
 import logging
 import time
 
-from common.telemetry.traces import record_span
-
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.lifecycle.epochs import new_epoch
@@ -16,6 +14,7 @@ from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.settings.worker import WorkerSettings
+from common.telemetry.traces import record_span
 from prefill_worker.announcer import Announcer
 from prefill_worker.core import Command, PrefillCore, SpanReady
 from prefill_worker.holdings import Holding, Holdings

@@ -7,7 +7,7 @@ worker then releases everything it holds for it.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from common.messages.ids import GatewayId
 from proto import worker_pb2 as pb
@@ -57,7 +57,7 @@ class FeedHub:
         feed.pending.append(event)
         feed.wakeup.set()
 
-    async def serve(self, gateway: GatewayId) -> AsyncIterator[pb.FeedFrame]:
+    async def serve(self, gateway: GatewayId) -> AsyncGenerator[pb.FeedFrame, None]:
         """Yield the frames of one gateway until it hangs up; a second reader replaces the first."""
         feed = self._feeds.setdefault(gateway, _Feed())
         reader = feed.reader = object()

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from common.model.checkpoint import open_checkpoint
 from common.model.locate import locate_model
@@ -21,7 +21,7 @@ class Answer:
 
 
 @functools.cache
-def _model() -> PreTrainedModel:
+def _model() -> LlamaForCausalLM:
     """Build it from the dequantised tensors, which `test_checkpoint` compares with those `transformers` reads."""
     checkpoint = open_checkpoint(locate_model("smollm2"))
     config = checkpoint.config
