@@ -190,12 +190,15 @@ class Tokens(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
     IS_EARLY_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """of the first id among the generated tokens"""
     chain: _builtins.int
     """hash over the generated ids before `index`"""
     is_early: _builtins.bool
     """sent by the prefill worker ahead of the decode worker"""
+    num_cached_tokens: _builtins.int
+    """in the first event of a placement; see Finished"""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -205,12 +208,15 @@ class Tokens(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         chain: _builtins.int = ...,
         is_early: _builtins.bool = ...,
+        num_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "ids", b"ids", "index", b"index", "is_early", b"is_early"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "chain", b"chain", "ids", b"ids", "index", b"index", "is_early", b"is_early", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 
@@ -480,11 +486,14 @@ class CommitRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     token: _builtins.int
     num_cached_tokens: _builtins.int
     failure: _builtins.str
     """not empty: the prefill failed for this reason (code as in Failed)"""
+    traceparent: _builtins.str
+    """of the prefill's span, which the transfer's links to"""
     @_builtins.property
     def binding(self) -> Global___Binding: ...
     def __init__(
@@ -495,10 +504,11 @@ class CommitRequest(_message.Message):
         token: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
         failure: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "epoch", b"epoch", "failure", b"failure", "num_cached_tokens", b"num_cached_tokens", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "epoch", b"epoch", "failure", b"failure", "num_cached_tokens", b"num_cached_tokens", "token", b"token", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

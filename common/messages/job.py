@@ -1,4 +1,7 @@
-"""The two records that travel through Redis: a job for a decode worker and a prefill task for any prefill worker."""
+"""The two records that travel through Redis: a job for a decode worker and a prefill task for any prefill worker.
+
+`traceparent` and `tracestate` (W3C Trace Context) name the gateway's span, the parent of what workers record.
+"""
 
 import msgspec
 
@@ -24,6 +27,7 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     shown: bytes = b""
     cache_salt: str = ""
     traceparent: str = ""
+    tracestate: str = ""
 
     @property
     def num_shown_tokens(self) -> int:
@@ -49,3 +53,4 @@ class PrefillTask(msgspec.Struct, frozen=True, tag="prefill_task", tag_field="ki
     sampling: SamplingParams
     cache_salt: str = ""
     traceparent: str = ""
+    tracestate: str = ""
