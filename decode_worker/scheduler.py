@@ -13,8 +13,9 @@ The life of a sequence:
 5. `settle` appends the sampled tokens and tells about each; what is over has released its pages.
 
 The engine calls, in this order: commands (`add`, `activate`, `fall_back`, `conclude`, `cancel`), `admit`, `plan`, run,
-`settle` of every plan that is not empty. Commands never run between `admit` and `settle`, with one exception: `cancel`
-may, because pages are only taken again by `admit` and `plan`; the cancelled sequence's part of the result is ignored.
+`settle`. An empty plan is settled, too: something may have failed while planning. Commands run between `settle` and
+`admit`; only `cancel` may also come between run and `settle`, because pages are taken again by `admit` and `plan` alone
+(the cancelled sequence's part of the result is ignored).
 """
 
 import enum

@@ -8,9 +8,9 @@ The life of a sequence:
 3. `settle` tells how many leading blocks are complete (cached ones included), and the first token at the end.
 4. From then on the sequence is *held*: its pages stay for peers that pull them, until `release`.
 
-The engine calls, in this order: commands (`add`, `release`), `plan`, run, `settle` of every plan that is not empty.
-`release` may also run between `plan` and `settle`: pages are only taken again by `plan`, and the released sequence's
-part of the result is ignored.
+The engine calls, in this order: commands (`add`, `release`), `plan`, run, `settle`. Commands run between `settle` and
+`plan`; only `release` may also come between run and `settle`, because pages are taken again by `plan` alone (the
+released sequence's part of the result is ignored).
 """
 
 from bisect import insort

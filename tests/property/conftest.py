@@ -1,11 +1,11 @@
-"""How long the property tests search: briefly by default, long with HYPOTHESIS_PROFILE=nightly."""
+"""How long the property tests search: briefly by default, long with `HYPOTHESIS_PROFILE=nightly pytest --timeout 0`."""
 
 import os
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "default", max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "default", max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("nightly", settings.get_profile("default"), max_examples=3000, stateful_step_count=120)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

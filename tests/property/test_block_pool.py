@@ -1,9 +1,9 @@
 """Block pool and prefix cache against a model of what stands in the blocks and who owns them.
 
-Kills these planted bugs (each was planted and found): a generation that stays when a block becomes free or is evicted;
-publishing blocks that are not computed; a hit that does not compare token ids, salt or the parent's tokens (weak hash);
-`match` that does not share; `share` that leaves the block evictable; eviction that leaves the entry in the cache;
-`forget` that leaves an entry; the last token taken from the cache.
+Kills these planted bugs (each was planted and found): a generation that stays when a block becomes free, or changes
+when it becomes cached; publishing blocks that are not computed; a hit that does not compare the token ids, the salt or
+the tokens before the block (weak hash); `match` that does not share; `share` that leaves the block evictable or loses
+an owner; eviction or `forget` that leaves an entry behind; `take` that does not count cached blocks.
 """
 
 import hashlib

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from common.messages.chain import chain_of
+from common.messages.ids import BlockId
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.sequence import FinishReason, SequenceKey
 from common.scheduling.sequence import Sequence as SchedulerSequence
@@ -54,7 +55,7 @@ class ScriptedRunner:
         return StepResult(tokens, invalid)
 
     def _write(
-        self, sequence: SchedulerSequence, span: range, holders: list[tuple[SchedulerSequence, frozenset[int]]]
+        self, sequence: SchedulerSequence, span: range, holders: list[tuple[SchedulerSequence, frozenset[BlockId]]]
     ) -> None:
         self._content.write(sequence.token_ids, sequence.cache_salt, sequence.block_ids, span)
         touched = self._content.blocks(sequence.block_ids, span)

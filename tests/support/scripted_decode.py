@@ -1,0 +1,72 @@
+"""A decode scheduler that runs without a model, one step at a time."""
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
+from common.scheduling.emission import Emission
+from common.scheduling.plan import StepPlan
+from common.scheduling.sequence import FinishReason, Sequence
+from decode_worker.scheduler import DecodeScheduler, Intake
+from tests.support.paged_content import PagedContent
+from tests.support.scripted_runner import ScriptedRunner, solo_output
+from tests.support.sequences import key
+
+
+def solo(prompt: list[int], max_tokens: int) -> list[int]:
+    """Return what the prompt generates alone, without stop ids or limits of the worker."""
+    return solo_output(prompt, (), max_tokens, 10**6)[0]
+
+
+class ScriptedDecode:
+    """A decode scheduler with a pool and a runner without a model. `told` holds every emission in order."""
+
+    def __init__(
+        self,
+        num_blocks: int = 32,
+        block_size: int = 16,
+        *,
+        max_sequences: int = 8,
+        token_budget: int = 64,
+        chunk_size: int = 32,
+        max_context: int = 512,
+        max_preemptions: int = 8,
+    ) -> None:
+        self.pool = BlockPool(num_blocks, [0] * num_blocks)
+        self.content = PagedContent(self.pool, block_size)
+        self.runner = ScriptedRunner(self.content)
+        self.scheduler = DecodeScheduler(
+            self.pool,
+            PrefixCache(self.pool, block_size, "f"),
+            block_size=block_size,
+            max_sequences=max_sequences,
+            token_budget=token_budget,
+            chunk_size=chunk_size,
+            max_context=max_context,
+            max_preemptions=max_preemptions,
+        )
+        self.live: list[Sequence] = []
+        self.told: list[Emission] = []
+        self.num_steps = 0
+
+    def add(self, new: Sequence, wants: Intake = Intake.LOCAL) -> Sequence:
+        self.scheduler.add(new, wants)
+        self.live.append(new)
+        return new
+
+    def step(self, *nan: str) -> StepPlan:
+        self.scheduler.admit()
+        plan = self.scheduler.plan()
+        result = self.runner.run(plan, self.live, frozenset(key(name) for name in nan))
+        self.told += self.scheduler.settle(plan, result)
+        self.num_steps += 1
+        return plan
+
+    def run_until_idle(self, max_steps: int = 1000) -> None:
+        while self.scheduler.num_running + self.scheduler.num_waiting:
+            assert self.num_steps < max_steps, "does not end"
+            self.step()
+
+    def output(self, name: str) -> list[int]:
+        return [token for emission in self.told if emission.key == key(name) for token in emission.token_ids]
+
+    def finish(self, name: str) -> FinishReason | None:
+        return next(emission.finish for emission in self.told if emission.key == key(name) and emission.is_last)
