@@ -5,7 +5,8 @@
 PYTHON ?= python3
 PORT ?= 8000
 STATE_DIR ?= .tandem
-URL ?= http://127.0.0.1:$(PORT)
+# Which gateway `chat` and `bench` talk to; without it, the one that `make up` started.
+URL ?=
 export QUESTION ?= Why is the sky blue?
 
 # Which torch to install: see README, "Installing torch".
@@ -60,7 +61,7 @@ up: setup ## start Redis, one prefill worker, one decode worker and a gateway; s
 	@$(BIN)/tandem up --detach --state-dir $(STATE_DIR) --port $(PORT)
 	@printf '\n> %s\n' "$$QUESTION"
 	@# Greedy: a model this small loses its thread when it samples freely.
-	@printf '%s\n' "$$QUESTION" | $(BIN)/tandem chat --url $(URL) --temperature 0 --max-tokens 256
+	@printf '%s\n' "$$QUESTION" | $(BIN)/tandem chat --url http://127.0.0.1:$(PORT) --temperature 0 --max-tokens 256
 	@printf '\n%s\n' "Tandem is up. Talk to it: make chat   Look at it: make status   Stop it: make down"
 
 down: ## stop everything that `make up` started
@@ -70,10 +71,10 @@ status: ## every process with its role, health, blocks and queues
 	@$(BIN)/tandem status --state-dir $(STATE_DIR)
 
 chat: setup ## chat with the running model in the terminal
-	@$(BIN)/tandem chat --url $(URL)
+	@$(BIN)/tandem chat $(if $(URL),--url $(URL))
 
 bench: setup ## load the running gateway and print tokens/s and latencies
-	@$(BIN)/tandem bench serve --url $(URL) --concurrency 8 --requests 64 --input-tokens 128 --output-tokens 64
+	@$(BIN)/tandem bench serve $(if $(URL),--url $(URL)) --concurrency 8 --requests 64 --input-tokens 128 --output-tokens 64
 
 ## ---- develop -------------------------------------------------------------------------------------------------------
 
