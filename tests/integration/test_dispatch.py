@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
 from common.errors import GenerationFailed, InvalidLogits, InvalidRequest, Overloaded, WorkerLost
@@ -13,6 +14,7 @@ from common.messages.ids import GatewayId, PlacementNumber, RequestId
 from common.messages.job import Job
 from common.messages.sampling import SamplingParams
 from common.rpc.channels import Channels
+from common.telemetry.metrics import GatewayMetrics
 from gateway import dispatch as dispatch_module
 from gateway import roster as roster_module
 from gateway.dispatch import Dispatcher
@@ -33,11 +35,12 @@ class Gateway:
     def __init__(self) -> None:
         index = MemoryModelIndex()
         self.broker = MemoryBroker(MODEL, index=index)
-        self.dispatcher = Dispatcher(GatewayId("g"), max_failures=2)
+        metrics = GatewayMetrics(CollectorRegistry())
+        self.dispatcher = Dispatcher(GatewayId("g"), 2, metrics)
         self.channels = Channels(SECRET)
         self.feeds = Feeds(GatewayId("g"), self.channels, self.dispatcher.take, self.dispatcher.lose)
         view = ModelView(self.broker.registry, self.broker.jobs)
-        self.roster = Roster(GatewayId("g"), self.feeds, index.models, lambda model: view)
+        self.roster = Roster(GatewayId("g"), self.feeds, index.models, lambda model: view, metrics)
         self.dispatcher.attach(self.roster, self.feeds)
         self._watching = asyncio.create_task(self.roster.watch())
         self._workers: list[ScriptedWorker] = []
