@@ -16,7 +16,7 @@ from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
-from common.telemetry.traces import record_span
+from common.telemetry.traces import extract, record_span
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, PullReport, TransferMode
 from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved
@@ -150,7 +150,7 @@ class DecodeWorker:
         self._edge.metrics.note_handover("remote")
         record_span(
             "transfer",
-            received.live.job.traceparent,
+            extract(received.live.job.traceparent, received.live.job.tracestate),
             received.started_ns,
             received.ended_ns,
             {"tandem.transfer.pages": received.num_pages, "tandem.prefill.worker": received.source.worker},
@@ -162,7 +162,7 @@ class DecodeWorker:
     def _record_decode(self, live: Live, emission: Emission) -> None:
         record_span(
             "decode",
-            live.job.traceparent,
+            extract(live.job.traceparent, live.job.tracestate),
             live.decoding_ns or live.accepted_ns,
             time.time_ns(),
             {

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
@@ -23,10 +22,10 @@ from gateway.settings import GatewaySettings
 from gateway.vllm_aliases import VllmAliases
 
 
-def create_app(engine: Engine, settings: GatewaySettings) -> web.Application:
+def create_app(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics) -> web.Application:
     """Return the application that serves `engine`'s models."""
     app = web.Application(middlewares=[observe, answer_errors], client_max_size=settings.max_body_bytes)
-    service = app[SERVICE] = _service(engine, settings)
+    service = app[SERVICE] = _service(engine, settings, metrics)
     if settings.vllm_metrics:
         app[VLLM_ALIASES] = VllmAliases(service.metrics, service.models)
     app.on_response_prepare.append(echo_request_id)
@@ -41,13 +40,13 @@ def create_app(engine: Engine, settings: GatewaySettings) -> web.Application:
     return app
 
 
-def _service(engine: Engine, settings: GatewaySettings) -> Service:
+def _service(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics) -> Service:
     executor = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
     return Service(
         engine=engine,
         models=ServedModels(engine, executor, settings.render_timeout_s),
         admission=Admission(settings.max_concurrent_requests),
-        metrics=GatewayMetrics(CollectorRegistry()),
+        metrics=metrics,
         settings=settings,
         executor=executor,
     )

@@ -18,15 +18,18 @@ from common.errors import (
     InvalidLogits,
     InvalidRequest,
     Overloaded,
+    TandemError,
     WorkerLost,
 )
 from common.messages.codec import pack_ids
 from common.messages.ids import GatewayId, RequestId
 from common.messages.job import Job
 from common.messages.registry import ModelCard, WorkerState
+from common.telemetry.metrics import GatewayMetrics
 from gateway.engine import EndOfStream, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 from gateway.feeds import Feeds
 from gateway.roster import Roster
+from gateway.spans import CANCELLED
 from gateway.streams import PlacementFailed, PlacementLost, Source, Stream, StreamItem
 from proto import worker_pb2 as pb
 
@@ -49,9 +52,10 @@ RPC_TIMEOUT_S = 2.0
 class Dispatcher:
     """Implements `gateway.engine.Engine` over a cluster."""
 
-    def __init__(self, gateway: GatewayId, max_failures: int) -> None:
+    def __init__(self, gateway: GatewayId, max_failures: int, metrics: GatewayMetrics) -> None:
         self._gateway = gateway
         self._max_failures = max_failures
+        self._metrics = metrics
         self._streams: dict[RequestId, Stream] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.roster: Roster
@@ -90,6 +94,7 @@ class Dispatcher:
         """Yield the answer; see `Engine.generate`."""
         stream = Stream(request)
         self._streams[request.request] = stream
+        error = CANCELLED
         try:
             await self._place(stream)
             while True:
@@ -109,8 +114,12 @@ class Dispatcher:
                     case PlacementFailed(code, message):
                         stream.is_over = True
                         raise _failure(code, message)
+        except TandemError as failure:
+            error = type(failure).__name__
+            raise
         finally:
             del self._streams[request.request]
+            stream.leave_queue(error)
             if not stream.is_over:
                 self._cancel(stream)
 
@@ -129,29 +138,30 @@ class Dispatcher:
 
     async def _next(self, stream: Stream) -> StreamItem:
         """Wait for the next item; while nobody has accepted the placement, make sure that it is somewhere."""
-        if not stream.bound.is_set() and (lost := await self._await_acceptance(stream)) is not None:
-            return lost
+        if stream.is_awaited:
+            await self._await_acceptance(stream)
         return await stream.next()
 
-    async def _await_acceptance(self, stream: Stream) -> PlacementLost | None:
+    async def _await_acceptance(self, stream: Stream) -> None:
         num_unknown = 0
         num_checks = 0
-        while not stream.bound.is_set():
+        while stream.is_awaited:
             try:
                 async with asyncio.timeout(ACCEPT_CHECK_S):
                     await stream.bound.wait()
-                    return None
+                    return
             except TimeoutError:
                 num_checks += 1
             where = await self._whereabouts(stream)
+            if not stream.is_awaited:
+                return
             if where == Whereabouts.WAITING:
                 self._check_wait(stream, num_checks)
                 continue
             num_unknown += 1
             is_gone = stream.target is not None and not self.feeds.is_connected(stream.target)
             if is_gone or num_unknown > (MAX_UNACCEPTED_CHECKS if where == Whereabouts.PLACED else 1):
-                return PlacementLost("no worker has accepted the request in time")
-        return None
+                stream.give_up("no worker has accepted the request in time")
 
     def _check_wait(self, stream: Stream, num_checks: int) -> None:
         if stream.num_failures and num_checks * ACCEPT_CHECK_S > FAILOVER_WAIT_S:
@@ -166,7 +176,7 @@ class Dispatcher:
     async def _place_again(self, stream: Stream, reason: str) -> EndOfStream | None:
         """Start another placement that continues what was shown; return the end if nothing is left to continue."""
         stream.num_failures += 1
-        logger.warning("placement %d lost: %s", stream.placement, reason)
+        logger.warning("placement %d lost: %s", stream.placement, reason, extra={"request_id": stream.request.request})
         end = stream.finished_by_shown()
         if end is not None:
             return end
@@ -182,6 +192,7 @@ class Dispatcher:
         if not workers and stream.num_failures == 0:
             raise Overloaded("no decode worker is ready to take the request", retry_after_s=2.0)
         stream.begin_placement()
+        self._metrics.note_placement("again" if stream.num_failures else "first")
         num_tokens = len(request.prompt_ids) + len(stream.shown)
         candidates = [Candidate(state.record.worker, state.record.epoch) for state in workers[:MAX_CANDIDATES]]
         num_blocks = _blocks_needed(workers, num_tokens) if workers else 1
@@ -203,6 +214,7 @@ class Dispatcher:
             shown=pack_ids(stream.shown),
             cache_salt=request.cache_salt,
             traceparent=request.traceparent,
+            tracestate=request.tracestate,
         )
 
     def _jobs(self, stream: Stream) -> JobQueue:
@@ -230,13 +242,14 @@ class Dispatcher:
         try:
             await stub.Cancel(pb.CancelRequest(request=request, placement=placement), timeout=RPC_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            logger.info("cancel not delivered to %s: %s", source.worker, error.code().name)
+            problem = error.code().name
+            logger.info("cancel not delivered to %s: %s", source.worker, problem, extra={"request_id": request})
 
     async def _withdraw(self, jobs: JobQueue, request: RequestId, placement: int) -> None:
         try:
             await jobs.withdraw(request, placement)  # type: ignore[arg-type] # a placement number by construction
         except BrokerUnavailable as error:
-            logger.info("job not withdrawn: %s", error)
+            logger.info("job not withdrawn: %s", error, extra={"request_id": request})
 
     async def _send_prompt(self, source: Source, stream: Stream) -> None:
         stub = self.feeds.stub(source)

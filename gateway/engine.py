@@ -22,7 +22,10 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One choice to generate. `prompt_ids` is never empty; `traceparent` names the span that waits for the answer."""
+    """One choice to generate. `prompt_ids` is never empty.
+
+    `traceparent` and `tracestate` name the span that waits for the answer.
+    """
 
     request: RequestId
     model: ModelName
@@ -30,19 +33,24 @@ class GenerateRequest:
     sampling: SamplingParams
     cache_salt: str = ""
     traceparent: str = ""
+    tracestate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """Generated tokens `[index, index + len(token_ids))`: in order, each exactly once."""
+    """Generated tokens `[index, index + len(token_ids))`: in order, each exactly once.
+
+    `num_cached_tokens` of the prompt came from a prefix cache; the same in every delta of an answer.
+    """
 
     index: int
     token_ids: tuple[int, ...]
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfStream:
-    """The answer is complete. `num_cached_tokens` of the prompt came from a prefix cache."""
+    """The answer is complete. `num_cached_tokens` as in the deltas."""
 
     finish_reason: FinishReason
     num_generated: int

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import uvloop
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from common.broker.connection import RedisConnection
 from common.broker.redis_broker import RedisBroker
@@ -17,6 +18,7 @@ from common.messages.ids import GatewayId, ModelName
 from common.rpc.channels import Channels
 from common.settings.gateway import GatewayProcessSettings
 from common.telemetry.logs import setup_logging
+from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
 from gateway.app import create_app
 from gateway.dispatch import Dispatcher
@@ -32,23 +34,25 @@ def start_gateway(settings: GatewayProcessSettings) -> int:
     """Serve until told to stop; returns the exit code."""
     gateway = GatewayId(f"gateway-{secrets.token_hex(8)}")
     setup_logging(gateway, settings.log_level, fmt=settings.log_format)
-    setup_tracing("gateway", settings.otlp_endpoint)
+    setup_tracing("gateway", settings.otlp_endpoint, gateway)
     return uvloop.run(_run(settings, gateway))
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(gateway: GatewayId, settings: GatewayProcessSettings) -> AsyncIterator[Dispatcher]:
+async def open_cluster(
+    gateway: GatewayId, settings: GatewayProcessSettings, metrics: GatewayMetrics
+) -> AsyncIterator[Dispatcher]:
     """Connect to a cluster and keep its view up to date while entered."""
     connection = RedisConnection(settings.redis_url or "")
     channels = Channels(settings.secret)
-    dispatcher = Dispatcher(gateway, settings.max_failures)
+    dispatcher = Dispatcher(gateway, settings.max_failures, metrics)
     feeds = Feeds(gateway, channels, dispatcher.take, dispatcher.lose)
 
     def open_model(model: ModelName) -> ModelView:
         broker = RedisBroker(connection, model)
         return ModelView(broker.registry, broker.jobs)
 
-    roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model)
+    roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model, metrics)
     dispatcher.attach(roster, feeds)
     watching = asyncio.create_task(roster.watch(), name="roster")
     try:
@@ -71,11 +75,11 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
         max_concurrent_requests=settings.max_concurrent_requests,
         vllm_metrics=settings.vllm_metrics,
     )
+    metrics = GatewayMetrics(CollectorRegistry())
     with StopSignals() as signals:
-        async with open_cluster(gateway, settings) as dispatcher:
-            runner = await serve(
-                create_app(dispatcher, app_settings), settings.host, settings.port, settings.reuse_port
-            )
+        async with open_cluster(gateway, settings, metrics) as dispatcher:
+            app = create_app(dispatcher, app_settings, metrics)
+            runner = await serve(app, settings.host, settings.port, settings.reuse_port)
             logger.info("listening on %s:%d", settings.host, settings.port)
             await signals.stop.wait()
             await _close(runner, settings.drain_s, signals)

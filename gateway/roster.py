@@ -10,6 +10,7 @@ from common.broker.protocols import JobQueue, Registry
 from common.errors import BrokerUnavailable
 from common.messages.ids import GatewayId, ModelName
 from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerState
+from common.telemetry.metrics import GatewayMetrics
 from gateway.feeds import Feeds
 from gateway.streams import Source
 
@@ -47,11 +48,14 @@ class Roster:
         feeds: Feeds,
         list_models: Callable[[], Awaitable[list[ModelName]]],
         open_model: Callable[[ModelName], ModelView],
+        metrics: GatewayMetrics,
     ) -> None:
         self._gateway = gateway
         self._feeds = feeds
         self._list_models = list_models
         self._open_model = open_model
+        self._metrics = metrics
+        self._is_away = False
         self._views: dict[ModelName, ModelView] = {}
         self._refreshed_at: float | None = None
 
@@ -61,6 +65,7 @@ class Roster:
             try:
                 await self.refresh()
             except BrokerUnavailable as error:
+                self._is_away = True
                 logger.warning("registry unavailable: %s", error)
             await asyncio.sleep(REFRESH_S)
 
@@ -72,6 +77,9 @@ class Roster:
             if view.needs_card:
                 view.card = await view.registry.card() or view.card
             await view.jobs.beat_gateway(self._gateway)
+        if self._is_away:
+            self._is_away = False
+            self._metrics.broker_reconnects.inc()
         self._refreshed_at = time.monotonic()
         self._feeds.follow(state.record for view in self._views.values() for state in view.workers)
 

@@ -1,29 +1,41 @@
-"""The spans of one request in this process: the SERVER span and its stages."""
+"""The spans of one request in this process: the SERVER span, and its stages until a worker has accepted it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from aiohttp import web
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
-from common.messages.ids import RequestId
+from common.messages.ids import PlacementNumber, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
-from common.telemetry.traces import Attribute, Stage, end_span, extract, inject, start_span
+from common.telemetry.traces import Attribute, Stage, end_span, extract, inject, inject_state, start_span
+from gateway.engine import GenerateRequest
 from gateway.text_stream import TextEnd
 
 PROVIDER = "tandem"
+
+CANCELLED = "cancelled"
+"""The error of a stage that its request did not outlive."""
 
 
 class RequestSpan:
     """The SERVER span. Its owner calls `end` on every way out."""
 
-    def __init__(self, request: RequestId, route: str, headers: Mapping[str, str]) -> None:
-        """Continue the caller's trace if `headers` name one, else begin one."""
+    def __init__(self, request: RequestId, http: web.Request, route: str) -> None:
+        """Continue the caller's trace if the headers name one, else begin one. `route` is "" for an unknown path."""
+        self._request = request
+        attributes = {
+            Attribute.METHOD: http.method,
+            Attribute.PATH: http.path,
+            Attribute.SCHEME: http.scheme,
+            Attribute.REQUEST_ID: request,
+        }
         self._span: Span = start_span(
-            f"POST {route}",
-            extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
+            f"{http.method} {route}".rstrip(),
+            extract(http.headers.get("traceparent", ""), ",".join(http.headers.getall("tracestate", ()))),
             kind=SpanKind.SERVER,
-            attributes={"http.request.method": "POST", "http.route": route, "tandem.request.id": request},
+            attributes=attributes | ({Attribute.ROUTE: route} if route else {}),
         )
 
     @property
@@ -31,11 +43,16 @@ class RequestSpan:
         """What makes other processes' spans children of this one."""
         return inject(self._span)
 
+    @property
+    def tracestate(self) -> str:
+        """What travels beside `traceparent`."""
+        return inject_state(self._span)
+
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
         """Record what the block does as a child."""
-        span = start_span(stage, self._context)
-        error = "cancelled"
+        span = start_span(stage, self._context, attributes={Attribute.REQUEST_ID: self._request})
+        error = CANCELLED
         try:
             yield
             error = ""
@@ -46,7 +63,7 @@ class RequestSpan:
             end_span(span, error=error)
 
     def asked(self, operation: str, model: str, sampling: SamplingParams, num_prompt_tokens: int) -> None:
-        """Note what is generated."""
+        """Note what is generated. Stop strings are left out: they are a client's text."""
         self._span.set_attributes(
             {
                 Attribute.OPERATION: operation,
@@ -57,23 +74,60 @@ class RequestSpan:
                 Attribute.REQUEST_TOP_P: sampling.top_p,
                 Attribute.REQUEST_SEED: sampling.seed,
                 Attribute.INPUT_TOKENS: num_prompt_tokens,
+                **_optional(sampling),
             }
         )
 
-    def answered(self, end: TextEnd) -> None:
+    def answered(self, response_id: str, model: str, end: TextEnd) -> None:
         """Note how the answer ended."""
         self._span.set_attributes(
             {
+                Attribute.RESPONSE_ID: response_id,
+                Attribute.RESPONSE_MODEL: model,
                 Attribute.FINISH_REASONS: [end.finish_reason],
                 Attribute.OUTPUT_TOKENS: end.num_tokens,
+                Attribute.CACHED_TOKENS: end.num_cached_tokens,
             }
         )
 
     def end(self, status: int, error: str = "") -> None:
         """End the span; `error` is a code of ours."""
-        self._span.set_attribute("http.response.status_code", status)
+        self._span.set_attribute(Attribute.STATUS, status)
         end_span(self._span, error=error)
 
     @property
     def _context(self) -> Context:
         return set_span_in_context(self._span, Context())
+
+
+class QueueSpan:
+    """From the start of a placement until a worker accepts it. Its owner calls `end` on every way out; idempotent."""
+
+    def __init__(self, request: GenerateRequest, placement: PlacementNumber) -> None:
+        self._span: Span | None = start_span(
+            Stage.QUEUE,
+            extract(request.traceparent, request.tracestate),
+            attributes={Attribute.REQUEST_ID: request.request, Attribute.PLACEMENT: placement},
+        )
+
+    def accept(self, worker: WorkerId) -> None:
+        """End it well: that worker has the request now."""
+        if self._span is not None:
+            self._span.set_attribute(Attribute.WORKER, worker)
+            self.end("")
+
+    def end(self, error: str) -> None:
+        """End it; nothing happens if it has ended already."""
+        span, self._span = self._span, None
+        if span is not None:
+            end_span(span, error=error)
+
+
+def _optional(sampling: SamplingParams) -> Mapping[str, float]:
+    """Return the parameters that are off unless a client asks for them."""
+    values = {
+        Attribute.REQUEST_TOP_K: float(sampling.top_k),
+        Attribute.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
+        Attribute.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
+    }
+    return {name: value for name, value in values.items() if value}

@@ -23,11 +23,11 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """The answer is complete. `num_cached_tokens` is None if a stop string ended it before the engine told."""
+    """The answer is complete. `num_cached_tokens` of the prompt came from a prefix cache."""
 
     finish_reason: FinishReason
     num_tokens: int
-    num_cached_tokens: int | None
+    num_cached_tokens: int
 
 
 TextEvent = TextDelta | TextEnd
@@ -45,6 +45,8 @@ class AnswerText:
         self._min_tokens = min_tokens
         self.num_tokens = 0
         """Tokens that count as generated."""
+        self.num_cached_tokens = 0
+        """Tokens of the prompt that came from a prefix cache."""
         self.is_stopped = False
         """Whether a stop string or stop id has been met: nothing more is taken."""
 
@@ -52,6 +54,7 @@ class AnswerText:
         """Return the text that the tokens add for certain; raises `GenerationFailed` if a token is missing."""
         if delta.index != self.num_tokens and not self.is_stopped:
             raise GenerationFailed(f"The token with index {self.num_tokens} is missing.")
+        self.num_cached_tokens = delta.num_cached_tokens
         return "".join(self._push_one(token_id) for token_id in delta.token_ids)
 
     @property
@@ -107,12 +110,13 @@ async def stream_text(
                             yield TextDelta(text)
                     case EndOfStream():
                         end = event
+                        answer.num_cached_tokens = end.num_cached_tokens
                     case None:
                         raise GenerationFailed("The answer ended without a reason.")
     tail = "" if answer.has_stop_string else answer.finish()
     if tail:
         yield TextDelta(tail)
-    yield TextEnd(_finish_reason(answer, end), answer.num_tokens, end.num_cached_tokens if end else None)
+    yield TextEnd(_finish_reason(answer, end), answer.num_tokens, answer.num_cached_tokens)
 
 
 async def _next(events: AsyncGenerator[GenerateEvent, None], patience: Patience) -> GenerateEvent | None:

@@ -14,7 +14,7 @@ from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.settings.worker import WorkerSettings
-from common.telemetry.traces import record_span
+from common.telemetry.traces import extract, record_span
 from prefill_worker.announcer import Announcer
 from prefill_worker.core import Command, PrefillCore, SpanReady
 from prefill_worker.holdings import Holding, Holdings
@@ -102,7 +102,7 @@ class PrefillWorker:
     def _note_done(self, holding: Holding, span: SpanReady) -> None:
         record_span(
             "prefill",
-            holding.task.traceparent,
+            extract(holding.task.traceparent, holding.task.tracestate),
             holding.claimed_ns,
             time.time_ns(),
             {

@@ -18,8 +18,9 @@ def start_worker(package: str) -> int:
     pin_to(settings.cpus)
     num_threads = settings.threads or usable_cores()
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    setup_logging(settings.worker_id or package, settings.log_level, fmt=settings.log_format)
-    setup_tracing(package.replace("_", "-"), settings.otlp_endpoint)
+    instance = settings.worker_id or package
+    setup_logging(instance, settings.log_level, fmt=settings.log_format)
+    setup_tracing(package.replace("_", "-"), settings.otlp_endpoint, instance)
     import torch  # after the environment is set: its pools read it once
 
     torch.set_num_threads(num_threads)

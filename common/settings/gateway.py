@@ -21,7 +21,6 @@ class GatewayProcessSettings(ProcessSettings):
     max_body_bytes: int = setting(8 * MIB, "largest request body, e.g. 8MiB", size_bytes)
     max_concurrent_requests: int = setting(1024, "requests in progress before new ones get 503", integer(1))
     max_failures: int = setting(3, "placements that a request may lose before it fails", integer(0))
-    vllm_metrics: bool = setting(False, "also export metrics under the names of vLLM", boolean)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from common.errors import InvalidSetting
-from common.settings.readers import auto, number, text
+from common.settings.readers import auto, boolean, number, text
 from common.settings.setting import setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -22,6 +22,7 @@ class ProcessSettings:
     )
     log_level: str = setting("info", "least severe log lines to write", text, choices=LOG_LEVELS)
     log_format: str = setting("json", "form of a log line", text, choices=LOG_FORMATS)
+    vllm_metrics: bool = setting(False, "also export metrics under the names of vLLM", boolean)
     drain_s: float = setting(30.0, "longest wait for running requests when stopping", number(0, 86400), unit="seconds")
 
     def __post_init__(self) -> None:

@@ -17,13 +17,14 @@ OTHER = "other"
 
 ENDPOINTS = frozenset(
     {
-        *("/v1/chat/completions", "/v1/completions", "/v1/models"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}"),
         *("/health/live", "/health/ready", "/metrics"),
     }
 )
-STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500, 503})
+STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500, 503, 504})
 FINISHED_REASONS = frozenset({"stop", "length", "abort", "error"})
 HANDOVER_OUTCOMES = frozenset({"remote", "local", "retry", "lease_expired"})
+PLACEMENT_KINDS = frozenset({"first", "again"})
 TRANSPORTS = frozenset({"shm", "tcp", "memory"})
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped; spares a second series per counter
@@ -75,13 +76,23 @@ class GatewayMetrics:
         )
         self.aborted = Counter("tandem_request_aborted", "Requests whose client left", registry=registry)
         self.failures = Counter("tandem_request_failures", "Requests that failed", ["code"], registry=registry)
-        self.placements = Counter("tandem_placements", "Placements of requests on workers", registry=registry)
-        self.broker_reconnects = Counter("tandem_broker_reconnects", "Connections to Redis renewed", registry=registry)
+        self.placements = Counter(
+            "tandem_placements", "Placements of requests; again: the one before was lost", ["kind"], registry=registry
+        )
+        for kind in PLACEMENT_KINDS:
+            self.placements.labels(kind=kind)
+        self.broker_reconnects = Counter(
+            "tandem_broker_reconnects", "Times that Redis was found again", registry=registry
+        )
 
     def note_answer(self, endpoint: str, status: int) -> None:
         """Count an HTTP answer. `endpoint` is the route's template; anything else counts as `OTHER`."""
         label = str(status) if status in STATUSES else OTHER
         self.requests.labels(endpoint=known(endpoint, ENDPOINTS), status=label).inc()
+
+    def note_placement(self, kind: str) -> None:
+        """Count a placement (one of `PLACEMENT_KINDS`)."""
+        self.placements.labels(kind=known(kind, PLACEMENT_KINDS)).inc()
 
     def note_end(self, finished_reason: str) -> None:
         """Count the end of a generation request: stop, length, abort or error."""

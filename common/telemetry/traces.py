@@ -1,8 +1,9 @@
 """One OpenTelemetry trace per request, over all processes.
 
 A request's spans never come from an ambient context: each names its parent by the `traceparent` that travels with the
-request, because its stages run in several processes and threads while others run beside it. Attribute names follow the
-GenAI semantic conventions 1.37.0. Prompts and outputs are never recorded.
+request, because its stages run in several processes and threads while others run beside it. All stages are children of
+the gateway's SERVER span. Attribute names follow the HTTP and GenAI semantic conventions 1.37.0, ours begin with
+`tandem.`. Prompts and outputs are never recorded.
 """
 
 import enum
@@ -21,6 +22,8 @@ from opentelemetry.util.types import AttributeValue
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0"
 _EXPORT_TIMEOUT_S = 2.0
 _FLUSH_TIMEOUT_MS = 3_000
+_MAX_TRACESTATE_CHARS = 512
+"""What W3C Trace Context asks to be passed on; a job in Redis stays small."""
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -39,12 +42,20 @@ class Stage(enum.StrEnum):
 class Attribute:
     """Names of span attributes (constants)."""
 
+    METHOD = "http.request.method"
+    ROUTE = "http.route"
+    STATUS = "http.response.status_code"
+    PATH = "url.path"
+    SCHEME = "url.scheme"
     OPERATION = "gen_ai.operation.name"
     PROVIDER = "gen_ai.provider.name"
     REQUEST_MODEL = "gen_ai.request.model"
     REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
     REQUEST_TEMPERATURE = "gen_ai.request.temperature"
     REQUEST_TOP_P = "gen_ai.request.top_p"
+    REQUEST_TOP_K = "gen_ai.request.top_k"
+    REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+    REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
     REQUEST_SEED = "gen_ai.request.seed"
     RESPONSE_ID = "gen_ai.response.id"
     RESPONSE_MODEL = "gen_ai.response.model"
@@ -52,16 +63,24 @@ class Attribute:
     INPUT_TOKENS = "gen_ai.usage.input_tokens"
     OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
     ERROR_TYPE = "error.type"
+    REQUEST_ID = "tandem.request.id"
+    PLACEMENT = "tandem.placement"
+    WORKER = "tandem.worker"
+    CACHED_TOKENS = "tandem.prefill.cached_tokens"
+    PAGES = "tandem.transfer.pages"
+    SOURCE = "tandem.transfer.source"
 
 
-def setup_tracing(service: str, endpoint: str | None) -> None:
+def setup_tracing(service: str, endpoint: str | None, instance: str) -> None:
     """Export the spans of this process to an OTLP gRPC collector ("http://host:4317"); once per process.
 
-    Without an endpoint spans record nothing and cost next to nothing, but a caller's `traceparent` is still passed on.
+    `service` says what it is ("decode-worker"), `instance` which one ("decode-0"). Without an endpoint spans record
+    nothing and cost next to nothing, but a caller's `traceparent` is still passed on.
     """
     if endpoint is None:
         return
-    provider = TracerProvider(resource=Resource.create({"service.name": service, "service.namespace": "tandem"}))
+    identity = {"service.namespace": "tandem", "service.name": service, "service.instance.id": instance}
+    provider = TracerProvider(resource=Resource.create(identity))
     exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"), timeout=_EXPORT_TIMEOUT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
@@ -80,6 +99,14 @@ def inject(span: Span) -> str:
     if not context.is_valid:
         return ""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 1:02x}"
+
+
+def inject_state(span: Span) -> str:
+    """Return the `tracestate` that goes with `inject`, "" if there is none; too long a one loses its oldest entries."""
+    state = span.get_span_context().trace_state
+    while len(header := state.to_header()) > _MAX_TRACESTATE_CHARS:
+        state = state.delete(list(state.keys())[-1])
+    return header
 
 
 def extract(traceparent: str, tracestate: str = "") -> Context:
@@ -111,7 +138,7 @@ def end_span(span: Span, *, error: str = "", end_ns: int | None = None) -> None:
 
 def record_span(
     name: str,
-    parent_traceparent: str,
+    parent: Context,
     start_ns: int,
     end_ns: int,
     attributes: Mapping[str, AttributeValue] | None = None,
@@ -125,7 +152,7 @@ def record_span(
     """
     span = _tracer().start_span(
         name,
-        context=extract(parent_traceparent),
+        context=parent,
         attributes=attributes,
         links=[Link(context) for link in links if (context := _span_context(link)).is_valid],
         start_time=start_ns,

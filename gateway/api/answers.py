@@ -26,6 +26,10 @@ from gateway.validation import ValidRequest
 class AnswerShape(Protocol):
     """How an endpoint writes one answer as JSON."""
 
+    @property
+    def id(self) -> str:
+        """The answer's id."""
+
     def opening(self) -> list[bytes]:
         """Return what a stream starts with."""
 
@@ -57,12 +61,11 @@ class Accepted:
     def usage(self, end: TextEnd) -> Usage:
         """Return the counts of the finished answer."""
         num_prompt = len(self.generate.prompt_ids)
-        cached = end.num_cached_tokens
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=end.num_tokens,
             total_tokens=num_prompt + end.num_tokens,
-            prompt_tokens_details=None if cached is None else PromptTokensDetails(cached),
+            prompt_tokens_details=PromptTokensDetails(end.num_cached_tokens),
         )
 
 
@@ -93,6 +96,7 @@ async def _accept(http: web.Request, service: Service, request: ValidRequest, sh
         sampling=sampling,
         cache_salt=request.cache_salt,
         traceparent=http[SPAN].traceparent,
+        tracestate=http[SPAN].tracestate,
     )
     return Accepted(request, generate, model, shape_for(model))
 
@@ -116,8 +120,7 @@ async def _whole(http: web.Request, service: Service, accepted: Accepted, record
                 case TextDelta(text):
                     texts.append(text)
                 case TextEnd():
-                    record.ended(event)
-                    http[SPAN].answered(event)
+                    _note_end(http, accepted, record, event)
                     body = accepted.shape.whole("".join(texts), event.finish_reason, accepted.usage(event))
                     return web.Response(body=body, content_type="application/json", charset="utf-8")
     raise GenerationFailed("The answer ended without a reason.")
@@ -129,10 +132,14 @@ async def _stream(http: web.Request, service: Service, accepted: Accepted, recor
     with closing(stream):
         async with buffer:
             end = await _send_all(stream, buffer, accepted)
-    record.ended(end)
-    http[SPAN].answered(end)
+    _note_end(http, accepted, record, end)
     assert stream.response is not None  # the end has been sent
     return stream.response
+
+
+def _note_end(http: web.Request, accepted: Accepted, record: RequestRecord, end: TextEnd) -> None:
+    record.ended(end)
+    http[SPAN].answered(accepted.shape.id, accepted.model.card.model, end)
 
 
 async def _send_all(stream: EventStream, buffer: EventBuffer[TextEvent], accepted: Accepted) -> TextEnd:

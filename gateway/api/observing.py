@@ -22,7 +22,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     request_id.set(request[REQUEST_ID])  # aiohttp serves each request in a task, so in a context, of its own
     route = _route_of(request)
     if request.method == "POST":
-        request[SPAN] = RequestSpan(request[REQUEST_ID], route, request.headers)
+        request[SPAN] = RequestSpan(request[REQUEST_ID], request, route)
     status = CLIENT_GONE
     try:
         response = await handler(request)

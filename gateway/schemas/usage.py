@@ -9,10 +9,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`prompt_tokens_details` is absent when a stop string ended the answer before the engine told."""
+class Usage(msgspec.Struct, frozen=True):
+    """How much was read and written for one answer."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
+    prompt_tokens_details: PromptTokensDetails

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from prometheus_client import CollectorRegistry
 
+from common.telemetry.metrics import GatewayMetrics
 from gateway.app import create_app
 from gateway.server import close, port_of, serve
 from gateway.settings import GatewaySettings
@@ -69,7 +71,8 @@ class Gateway:
 @asynccontextmanager
 async def running_gateway(engine: ScriptedEngine, **settings: Any) -> AsyncIterator[Gateway]:
     """Run a gateway until the block is left."""
-    runner = await serve(create_app(engine, GatewaySettings(**settings)), "127.0.0.1", 0)
+    app = create_app(engine, GatewaySettings(**settings), GatewayMetrics(CollectorRegistry()))
+    runner = await serve(app, "127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:
         try:
             yield Gateway(engine, port_of(runner), session, runner)

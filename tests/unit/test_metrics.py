@@ -48,7 +48,7 @@ def test_gateway_names(gateway: GatewayMetrics) -> None:
         "tandem_prompt_tokens_total",
         "tandem_generation_tokens_total",
         "tandem_request_aborted_total",
-        "tandem_placements_total",
+        "tandem_placements_total{kind=first}",
         "tandem_broker_reconnects_total",
     }
     assert all(name.startswith("tandem_") for name in names)

@@ -1,10 +1,11 @@
 """A gateway's stream shows each token once, from the right worker and placement, and never a stitched continuation."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
-from common.messages.chain import chain_of
+from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
 from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
 from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
@@ -45,11 +46,86 @@ async def test_tokens_then_end() -> None:
     stream = make_stream()
     for event in (accepted(), tokens(0, [7], []), tokens(1, [8, 9], [7]), finished(3)):
         assert stream.take(DECODE, event)
-    assert await drain(stream, 3) == [
-        TokenDelta(0, (7,)),
-        TokenDelta(1, (8, 9)),
-        EndOfStream(FinishReason.LENGTH, 3),
+    assert await drain(stream, 2) == [TokenDelta(0, (7, 8, 9)), EndOfStream(FinishReason.LENGTH, 3)]
+
+
+async def test_tokens_are_read_as_they_come() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    reading = asyncio.create_task(drain(stream, 1))
+    await asyncio.sleep(0)
+    stream.take(DECODE, tokens(0, [7], []))
+    assert await reading == [TokenDelta(0, (7,))]
+    stream.take(DECODE, tokens(1, [8, 9], [7]))
+    assert await drain(stream, 1) == [TokenDelta(1, (8, 9))]
+
+
+async def test_b107_a_reader_that_lags_costs_bytes_per_token() -> None:
+    num_tokens = 20_000
+    stream = make_stream(max_tokens=num_tokens)
+    stream.take(DECODE, accepted())
+    chain = EMPTY_CHAIN
+    events = []
+    for index in range(num_tokens):
+        frame = pb.Tokens(index=index, ids=[index], chain=chain)
+        events.append(pb.FeedEvent(request="r", placement=1, tokens=frame))
+        chain = extend_chain(chain, index)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for event in events:
+            assert stream.take(DECODE, event)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 64 * num_tokens
+    stream.take(DECODE, finished(num_tokens))
+    assert await drain(stream, 2) == [
+        TokenDelta(0, tuple(range(num_tokens))),
+        EndOfStream(FinishReason.LENGTH, num_tokens),
     ]
+
+
+async def test_tokens_behind_a_lost_feed_are_not_lost() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.lose(DECODE, "paused")
+    stream.take(DECODE, tokens(0, [7], []))
+    assert [type(item) for item in await drain(stream, 2)] == [TokenDelta, PlacementLost]
+    stream.lose(DECODE, "again")
+    stream.take(DECODE, tokens(1, [8], [7]))
+    stream.begin_placement()
+    assert stream.shown == [7, 8]
+    assert await drain(stream, 1) == [TokenDelta(1, (8,))]
+
+
+def cached(index: int, ids: list[int], before: list[int], num_cached: int, *, early: bool = False) -> pb.FeedEvent:
+    event = tokens(index, ids, before, early=early)
+    event.tokens.num_cached_tokens = num_cached
+    return event
+
+
+async def test_b053_the_first_frame_tells_what_was_cached() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(PREFILL, cached(0, [7], [], 32, early=True))
+    assert await drain(stream, 1) == [TokenDelta(0, (7,), 32)]
+    stream.take(DECODE, cached(0, [7], [], 32))
+    stream.take(DECODE, tokens(1, [8], [7]))
+    stream.take(DECODE, finished(2))
+    assert await drain(stream, 2) == [TokenDelta(1, (8,), 32), EndOfStream(FinishReason.LENGTH, 2, 32)]
+
+
+async def test_b053_a_later_placement_s_hits_are_not_the_client_s() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, cached(0, [7], [], 0))
+    stream.begin_placement()
+    stream.take(OTHER, accepted(2))
+    event = cached(1, [8], [7], 48)
+    event.placement = 2
+    stream.take(OTHER, event)
+    assert await drain(stream, 1) == [TokenDelta(0, (7, 8), 0)]
 
 
 async def test_the_early_copy_is_shown_once() -> None:
@@ -58,7 +134,7 @@ async def test_the_early_copy_is_shown_once() -> None:
     assert stream.take(PREFILL, tokens(0, [7], [], early=True))
     assert stream.take(DECODE, tokens(0, [7], []))
     assert stream.take(DECODE, tokens(1, [8], [7]))
-    assert await drain(stream, 2) == [TokenDelta(0, (7,)), TokenDelta(1, (8,))]
+    assert await drain(stream, 1) == [TokenDelta(0, (7, 8))]
     assert stream.shown == [7, 8]
 
 
@@ -124,8 +200,19 @@ async def test_failures_are_told_apart() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
     stream.take(DECODE, pb.FeedEvent(placement=1, failed=pb.Failed(message="draining", is_retryable=True)))
-    stream.take(DECODE, pb.FeedEvent(placement=1, failed=pb.Failed(message="NaN", code="invalid_logits")))
-    assert await drain(stream, 2) == [PlacementLost("draining"), PlacementFailed("invalid_logits", "NaN")]
+    assert await drain(stream, 1) == [PlacementLost("draining")]
+    stream.begin_placement()
+    stream.take(DECODE, accepted(2))
+    stream.take(DECODE, pb.FeedEvent(placement=2, failed=pb.Failed(message="NaN", code="invalid_logits")))
+    assert await drain(stream, 1) == [PlacementFailed("invalid_logits", "NaN")]
+
+
+async def test_the_first_ending_counts() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.lose(DECODE, "killed")
+    stream.take(DECODE, finished(0))
+    assert await drain(stream, 1) == [PlacementLost("killed")]
 
 
 async def test_only_the_holder_of_the_placement_can_lose_it() -> None:

@@ -50,8 +50,8 @@ def hex_trace(span: ReadableSpan) -> str:
 
 def test_stages_are_children_of_the_server_span_in_the_caller_s_trace(exporter: InMemorySpanExporter) -> None:
     server = start_span("chat", extract(PARENT), kind=SpanKind.SERVER, attributes={Attribute.OPERATION: "chat"})
-    prefill = record_span(Stage.PREFILL, inject(server), 1_000, 2_000)
-    record_span(Stage.TRANSFER, inject(server), 2_000, 3_000, {"tandem.transfer.pages": 4}, links=[prefill])
+    prefill = record_span(Stage.PREFILL, extract(inject(server)), 1_000, 2_000)
+    record_span(Stage.TRANSFER, extract(inject(server)), 2_000, 3_000, {"tandem.transfer.pages": 4}, links=[prefill])
     end_span(server)
     by_name = {span.name: span for span in exporter.get_finished_spans()}
     assert {hex_trace(span) for span in by_name.values()} == {TRACE}
@@ -72,7 +72,7 @@ def test_stages_are_children_of_the_server_span_in_the_caller_s_trace(exporter: 
 def test_a_malformed_parent_begins_a_new_trace(exporter: InMemorySpanExporter, malformed: str) -> None:
     span = start_span("chat", extract(malformed))
     end_span(span)
-    record_span(Stage.QUEUE, inject(span), 1, 2, links=[malformed])
+    record_span(Stage.QUEUE, extract(inject(span)), 1, 2, links=[malformed])
     server, queue = exporter.get_finished_spans()
     assert server.parent is None
     assert hex_trace(server) == hex_trace(queue) != TRACE
@@ -86,7 +86,7 @@ def test_a_parent_of_a_later_version_is_understood(exporter: InMemorySpanExporte
 
 def test_a_caller_who_does_not_sample_is_respected(exporter: InMemorySpanExporter) -> None:
     server = start_span("chat", extract(UNSAMPLED))
-    stage = record_span(Stage.DECODE, inject(server), 1, 2)
+    stage = record_span(Stage.DECODE, extract(inject(server)), 1, 2)
     end_span(server)
     assert exporter.get_finished_spans() == ()
     for traceparent in (inject(server), stage):
@@ -104,7 +104,7 @@ async def test_interleaved_requests_never_share_a_trace(exporter: InMemorySpanEx
         server = start_span(f"chat {number}", extract(parent))
         with trace.use_span(server):  # an ambient span of somebody else must not matter
             await asyncio.sleep(0)
-            record_span(f"stage {number}", inject(server), 1, 2)
+            record_span(f"stage {number}", extract(inject(server)), 1, 2)
         await asyncio.sleep(0)
         end_span(server, error="aborted" if number % 5 == 0 else "")
 
@@ -119,8 +119,8 @@ async def test_interleaved_requests_never_share_a_trace(exporter: InMemorySpanEx
 
 def test_an_error_gives_the_span_an_error_status(exporter: InMemorySpanExporter) -> None:
     end_span(start_span("chat", Context()), error="WorkerLost")
-    record_span(Stage.PREFILL, PARENT, 1, 2, error="invalid_logits")
-    record_span(Stage.PREFILL, PARENT, 1, 2)
+    record_span(Stage.PREFILL, extract(PARENT), 1, 2, error="invalid_logits")
+    record_span(Stage.PREFILL, extract(PARENT), 1, 2)
     failed, recorded, good = exporter.get_finished_spans()
     assert [span.status.status_code for span in (failed, recorded)] == [StatusCode.ERROR] * 2
     assert good.status.status_code is StatusCode.UNSET
@@ -128,17 +128,17 @@ def test_an_error_gives_the_span_an_error_status(exporter: InMemorySpanExporter)
 
 
 def test_a_span_never_ends_before_it_starts(exporter: InMemorySpanExporter) -> None:
-    record_span(Stage.QUEUE, PARENT, 10, 9)
+    record_span(Stage.QUEUE, extract(PARENT), 10, 9)
     (span,) = exporter.get_finished_spans()
     assert (span.start_time, span.end_time) == (10, 10)
 
 
 def test_without_an_endpoint_the_caller_s_parent_is_passed_on() -> None:
-    traces.setup_tracing("gateway", None)
+    traces.setup_tracing("gateway", None, "gateway-0")
     span = start_span("chat", extract(PARENT))
     assert not span.is_recording()
     assert inject(span) == PARENT
-    assert record_span(Stage.QUEUE, PARENT, 1, 2) == PARENT
+    assert record_span(Stage.QUEUE, extract(PARENT), 1, 2) == PARENT
     assert inject(start_span("chat", extract(""))) == ""
 
 
@@ -148,7 +148,7 @@ def test_a_collector_that_is_away_delays_nothing(monkeypatch: pytest.MonkeyPatch
     providers: list[TracerProvider] = []
     monkeypatch.setattr(trace, "set_tracer_provider", providers.append)
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: providers[0])
-    traces.setup_tracing("gateway", f"http://127.0.0.1:{port}")
+    traces.setup_tracing("gateway", f"http://127.0.0.1:{port}", "gateway-0")
     started = time.monotonic()
     for _ in range(1000):
         providers[0].get_tracer("test").start_span("chat").end()
