@@ -1,7 +1,7 @@
 """Installs the pinned torch, and keeps a CUDA build of several gigabytes off a machine that asked for a CPU build.
 
-Called by `make setup` and by the worker image with the interpreter to install into. `TORCH=cuda` asks for the CUDA build
-with its libraries and Triton; `TORCH_INDEX_URL` names the package index that serves the wanted build.
+Called by `make setup` and by the worker image with the interpreter to install into. `TORCH=cuda` asks for the CUDA
+build with its libraries and Triton; `TORCH_INDEX_URL` names the package index that serves the wanted build.
 """
 
 import json
