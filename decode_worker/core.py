@@ -145,6 +145,7 @@ class DecodeCore:
             num_reserved=self._scheduler.num_reserved,
             num_steps=num_steps,
             absorbed=self._absorbed,
+            num_preemptions=self._scheduler.num_preemptions,
         )
 
     def _admit(self, command: Admit) -> Iterable[Event]:

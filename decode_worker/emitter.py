@@ -31,26 +31,26 @@ class Emitter:
         live = self._ledger.get(emission.key)
         if live is None:  # cancelled while the step ran
             return None
-        if live.decoding_ns is None:
-            live.decoding_ns = time.time_ns()
+        live.num_generated = emission.index + len(emission.token_ids)
+        live.num_cached = emission.num_cached
         if emission.failure is not None:
             is_retryable = emission.failure in RETRYABLE
             self.failed(live, emission.failure, FAILURE_TEXTS[emission.failure], is_retryable=is_retryable)
             return live
         if emission.token_ids:
-            tokens = pb.Tokens(index=emission.index, ids=emission.token_ids, chain=emission.chain)
-            self._push(live, tokens=tokens)
+            self._push(live, tokens=_tokens(live, emission))
         if emission.finish is None:
             return None
-        num_generated = emission.index + len(emission.token_ids)
         finished = pb.Finished(
-            reason=emission.finish.value, num_generated=num_generated, num_cached_tokens=emission.num_cached
+            reason=emission.finish.value, num_generated=live.num_generated, num_cached_tokens=emission.num_cached
         )
         self._push(live, finished=finished)
+        live.finish, live.failure = emission.finish, ""
         return live
 
     def failed(self, live: Live, code: str, message: str, *, is_retryable: bool) -> None:
         """End a placement with an error."""
+        live.failure = code
         self._push(live, failed=pb.Failed(message=message, code=code, is_retryable=is_retryable))
 
     def _push(
@@ -71,3 +71,16 @@ class Emitter:
             failed=failed,
         )
         self._feeds.push(GatewayId(live.job.gateway), event)
+
+
+def _tokens(live: Live, emission: Emission) -> pb.Tokens:
+    """Return the frame of new tokens; the first one of a placement also tells what was cached."""
+    is_first = live.decoding_ns is None
+    if is_first:
+        live.decoding_ns = time.time_ns()
+    return pb.Tokens(
+        index=emission.index,
+        ids=emission.token_ids,
+        chain=emission.chain,
+        num_cached_tokens=emission.num_cached if is_first else None,
+    )

@@ -7,6 +7,7 @@ failed or cancelled. Every way out goes through `close`.
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -143,6 +144,7 @@ class Intake:
             live.key, ids + shown, len(ids), job.sampling, next(self._arrivals), cache_salt=job.cache_salt
         )
         live.ids = prompt + job.shown
+        live.prefilling_ns = time.time_ns()  # unless it is reserved for a remote prefill
         self._emitter.accepted(live, needs_prompt=False)
         self._submit(Admit(sequence, self._may_go_remote()))
 

@@ -6,24 +6,38 @@ Owned by the event loop. A request has at most one live placement here; a newer 
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.messages.ids import GatewayId, PlacementNumber, RequestId
 from common.messages.job import Job
-from common.scheduling.sequence import SequenceKey
+from common.scheduling.sequence import FinishReason, SequenceKey
 
 MAX_TOMBSTONES = 10_000
 """A tombstone is 200 bytes; at 1,000 cancels per second they last 10 s, longer than any job is under way."""
 
 
+CANCELLED = "cancelled"
+
+
 @dataclass(eq=False, slots=True)
 class Live:
-    """One accepted placement. `ids` (packed, shown tokens included) is set once the prompt is here."""
+    """One accepted placement. `ids` (packed, shown tokens included) is set once the prompt is here.
+
+    `prefilling_ns` is the time since when its prompt is computed here, None while that is or was done elsewhere;
+    `decoding_ns` the time of its first token. It ends with `finish`, or with the code `failure`: cancelled unless told
+    otherwise.
+    """
 
     job: Job
     ids: bytes | None = None
     accepted_ns: int = field(default_factory=time.time_ns)
+    prefilling_ns: int | None = None
     decoding_ns: int | None = None
+    num_generated: int = 0
+    num_cached: int = 0
+    finish: FinishReason | None = None
+    failure: str = CANCELLED
     prompt_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -32,10 +46,15 @@ class Live:
         return SequenceKey(self.job.request, self.job.placement)
 
 
-class Ledger:
-    """Live placements by request."""
+def _ignore(_: Live) -> None:
+    """Nobody wants to know."""
 
-    def __init__(self) -> None:
+
+class Ledger:
+    """Live placements by request. `on_closed` hears of each when it ends, whatever the way out."""
+
+    def __init__(self, on_closed: Callable[[Live], None] = _ignore) -> None:
+        self._on_closed = on_closed
         self._live: dict[RequestId, Live] = {}
         self._tombstones: OrderedDict[RequestId, PlacementNumber] = OrderedDict()
 
@@ -64,7 +83,9 @@ class Ledger:
             return None
         if live.prompt_timer is not None:
             live.prompt_timer.cancel()
-        return self._live.pop(key.request)
+        del self._live[key.request]
+        self._on_closed(live)
+        return live
 
     def of_gateway(self, gateway: GatewayId) -> list[Live]:
         """Return the placements of one gateway."""

@@ -19,11 +19,13 @@ from common.messages.job import PrefillTask
 from common.messages.registry import Role, WorkerRecord
 from common.runtime.peers import Peers
 from common.scheduling.sequence import SequenceKey
+from common.telemetry.logs import request_id
 from common.transfer.protocols import PageCopy, PagePuller
 from decode_worker.core import Activate, Command, FallBack, LetGo, Reserved
 from decode_worker.ledger import Live
 from decode_worker.reception import Attempt, AttemptLost, Commit, Reception
 from decode_worker.releases import Releases
+from decode_worker.witness import Witness
 from proto import worker_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -43,17 +45,6 @@ class Author:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A completed hand-over, for metrics and traces. Times in unix nanoseconds."""
-
-    live: Live
-    source: WorkerRecord
-    num_pages: int
-    started_ns: int
-    ended_ns: int
-
-
 class Receiver:
     """All receptions of one decode worker."""
 
@@ -65,8 +56,7 @@ class Receiver:
         puller: PagePuller,
         releases: Releases,
         submit: Callable[[Command], None],
-        on_received: Callable[[Received], None],
-        on_lost: Callable[[str], None],
+        witness: Witness,
     ) -> None:
         self._author = author
         self._tasks = tasks
@@ -74,8 +64,7 @@ class Receiver:
         self._puller = puller
         self._releases = releases
         self._submit = submit
-        self._on_received = on_received
-        self._on_lost = on_lost
+        self._witness = witness
         self._receptions: dict[SequenceKey, Reception] = {}
 
     def begin(self, live: Live, ids: bytes, reserved: Reserved) -> None:
@@ -115,10 +104,11 @@ class Receiver:
         task.add_done_callback(attempt.pulls.discard)
 
     async def _receive(self, reception: Reception, live: Live, num_tokens: int) -> None:
+        request_id.set(live.job.request)
         try:
             commit = await self._try_all(reception, live, num_tokens)
             if commit is None:
-                self._on_lost("local")
+                self._witness.fell_back(live)
                 self._submit(FallBack(reception.key))
             else:
                 self._submit(Activate(reception.key, commit.token, commit.num_cached))
@@ -133,8 +123,7 @@ class Receiver:
             try:
                 return await self._try(reception, live, num_tokens, TryNumber(number))
             except (PeerError, BrokerUnavailable) as error:
-                self._on_lost("retry")
-                logger.warning("prefill try %d lost: %s", number, error, extra={"request_id": live.job.request})
+                logger.warning("prefill try %d lost: %s", number, error)
         return None
 
     async def _try(self, reception: Reception, live: Live, num_tokens: int, number: TryNumber) -> Commit:
@@ -144,8 +133,14 @@ class Receiver:
             entry = await self._tasks.publish(self._task(live, num_tokens, number))
             await self._await_binding(attempt)
             commit = await asyncio.shield(attempt.outcome)  # our cancellation must not cancel what others set
-            self._report(live, attempt)
+            self._witness.handed_over(live, attempt)
             return commit
+        except (PeerError, BrokerUnavailable) as error:
+            self._witness.lost_try(live, attempt, type(error).__name__)
+            raise
+        except asyncio.CancelledError:
+            self._witness.cancelled_try(live, attempt)
+            raise
         finally:
             await uninterrupted(self._end(reception.key, attempt, entry))
 
@@ -180,6 +175,7 @@ class Receiver:
                 raise PeerUnreachable(f"{source.worker} serves no pages")
             await self._puller.pull(source.transfer, source.epoch, list(copies.values()))
         except PeerError as error:
+            self._witness.lost_pull()
             attempt.lose(str(error))
         else:
             attempt.arrive(copies)
@@ -198,10 +194,5 @@ class Receiver:
             sampling=job.sampling,
             cache_salt=job.cache_salt,
             traceparent=job.traceparent,
+            tracestate=job.tracestate,
         )
-
-    def _report(self, live: Live, attempt: Attempt) -> None:
-        if attempt.source is not None:
-            ended_ns = time.time_ns()
-            started_ns = attempt.first_pull_ns or ended_ns
-            self._on_received(Received(live, attempt.source, len(attempt.wanted), started_ns, ended_ns))

@@ -24,10 +24,11 @@ class AttemptLost(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The first token, and how many prompt tokens the prefill worker had cached."""
+    """The first token, how many prompt tokens the prefill worker had cached, and the span of its prefill."""
 
     token: int
     num_cached: int
+    traceparent: str = ""
 
 
 @dataclass(eq=False, slots=True)

@@ -102,6 +102,8 @@ class DecodeScheduler:
         self._tickets: dict[SequenceKey, _Ticket] = {}
         self._queues: dict[_State, list[_Ticket]] = {state: [] for state in _State if state is not _State.OVER}
         """Oldest first."""
+        self.num_preemptions = 0
+        """Preemptions so far."""
         self._failed: list[Emission] = []
         """Decided while planning, told by `settle`."""
 
@@ -295,6 +297,7 @@ class DecodeScheduler:
             return
         self._blocks.release(sequence)
         sequence.num_preemptions += 1
+        self.num_preemptions += 1
         ticket.intake = Intake.LOCAL
         self._move(ticket, _State.WAITING)
 

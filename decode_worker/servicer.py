@@ -12,6 +12,7 @@ from common.runtime.peers import Peers
 from common.scheduling.sequence import SequenceKey
 from decode_worker.receiver import Receiver
 from decode_worker.reception import Attempt, Commit, Reception
+from decode_worker.witness import Witness
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeServicer
 
@@ -19,13 +20,14 @@ from proto.worker_pb2_grpc import DecodeServicer
 class HandoverServicer(DecodeServicer):
     """Answers prefill workers from the receiver's state."""
 
-    def __init__(self, receiver: Receiver, peers: Peers, fingerprint: Fingerprint, lease_s: float) -> None:
+    def __init__(
+        self, receiver: Receiver, peers: Peers, fingerprint: Fingerprint, lease_s: float, witness: Witness
+    ) -> None:
         self._receiver = receiver
         self._peers = peers
         self._fingerprint = fingerprint
         self._lease_s = lease_s
-        self.num_stale = 0
-        """Outdated messages answered so far."""
+        self._witness = witness
 
     async def Bind(  # noqa: N802 - named by the service
         self, request: pb.BindRequest, context: "grpc.aio.ServicerContext[pb.BindRequest, pb.BindReply]"
@@ -67,7 +69,8 @@ class HandoverServicer(DecodeServicer):
             attempt.lose(f"the prefill failed: {request.failure}")
         else:
             is_last = request.token in reception.stop_ids
-            attempt.take_commit(Commit(request.token, request.num_cached_tokens), is_last=is_last)
+            commit = Commit(request.token, request.num_cached_tokens, request.traceparent)
+            attempt.take_commit(commit, is_last=is_last)
         return pb.VerdictReply(verdict=pb.VERDICT_GO)
 
     async def _source(self, worker: WorkerId, epoch: Epoch) -> WorkerRecord | None:
@@ -86,5 +89,5 @@ class HandoverServicer(DecodeServicer):
         return reception, None if reception is None else reception.current(binding)
 
     def _refusal(self, reception: Reception | None) -> "pb.Verdict.ValueType":
-        self.num_stale += 1
+        self._witness.ignored()
         return pb.VERDICT_CANCELLED if reception is None else pb.VERDICT_STALE

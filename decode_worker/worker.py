@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from typing import cast
 
 from common.cache.pool import BlockPool
@@ -16,17 +15,17 @@ from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
-from common.telemetry.traces import extract, record_span
 from common.transfer.host import host_id
-from common.transfer.puller import Puller, PullReport, TransferMode
+from common.transfer.puller import Puller, TransferMode
 from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved
 from decode_worker.emitter import Emitter
 from decode_worker.intake import Intake, Limits
-from decode_worker.ledger import Ledger, Live
-from decode_worker.receiver import Author, Received, Receiver
+from decode_worker.ledger import Ledger
+from decode_worker.receiver import Author, Receiver
 from decode_worker.releases import Leases, Releases
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.servicer import HandoverServicer
+from decode_worker.witness import Witness
 from proto.worker_pb2_grpc import add_DecodeServicer_to_server, add_WorkerServicer_to_server
 
 logger = logging.getLogger(__name__)
@@ -39,10 +38,11 @@ class DecodeWorker:
         self._settings = settings
         self._edge: WorkerEdge[Command, Event] = WorkerEdge(settings, Role.DECODE, foundation, self._lose_gateway)
         edge = self._edge
-        self._ledger = Ledger()
+        self._witness = Witness(edge.worker, edge.metrics)
+        self._ledger = Ledger(self._witness.closed)
         self._emitter = Emitter(edge.feeds, self._ledger)
         mode = cast(TransferMode, settings.transfer)  # one of its choices
-        self._puller = Puller(foundation.memory, settings.secret, host_id(), mode, self._note_pull)
+        self._puller = Puller(foundation.memory, settings.secret, host_id(), mode, self._witness.pulled)
         self._releases = Releases(edge.channels, foundation.epoch)
         self._receiver = Receiver(
             Author(edge.worker, foundation.epoch),
@@ -51,8 +51,7 @@ class DecodeWorker:
             self._puller,
             self._releases,
             edge.submit,
-            self._note_received,
-            self._note_lost_try,
+            self._witness,
         )
         self._leases = Leases(edge.channels, edge.worker, foundation.epoch, settings.lease_s, self._receiver.attempts)
         limits = Limits(foundation.checkpoint.config.vocab_size, foundation.max_context)
@@ -70,7 +69,9 @@ class DecodeWorker:
         """Serve until told to stop; returns the exit code."""
         edge = self._edge
         foundation = edge.foundation
-        self._handover = HandoverServicer(self._receiver, edge.peers, foundation.fingerprint, self._settings.lease_s)
+        self._handover = HandoverServicer(
+            self._receiver, edge.peers, foundation.fingerprint, self._settings.lease_s, self._witness
+        )
         add_WorkerServicer_to_server(GatewayServicer(foundation.epoch, edge.feeds, self._intake), edge.server)
         add_DecodeServicer_to_server(self._handover, edge.server)
         try:
@@ -115,6 +116,7 @@ class DecodeWorker:
             case Reserved(key):
                 live = self._ledger.get(key)
                 if live is not None and live.ids is not None:
+                    live.prefilling_ns = None
                     self._receiver.begin(live, live.ids, event)
                 else:  # cancelled meanwhile: nobody receives into the lent pages
                     self._edge.submit(LetGo(key))
@@ -128,7 +130,6 @@ class DecodeWorker:
         ended = self._emitter.emit(emission)
         if ended is not None:
             self._ledger.close(ended.key)
-            self._record_decode(ended, emission)
 
     def _hand_back(self) -> None:
         """Give what could not be finished to other workers."""
@@ -142,34 +143,6 @@ class DecodeWorker:
     def _end_if_failed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             self._edge.crashed.set_result(task.exception() or RuntimeError("intake ended"))
-
-    def _note_pull(self, report: PullReport) -> None:
-        self._edge.metrics.note_pull(report.transport, report.num_bytes, report.duration_s)
-
-    def _note_received(self, received: Received) -> None:
-        self._edge.metrics.note_handover("remote")
-        record_span(
-            "transfer",
-            extract(received.live.job.traceparent, received.live.job.tracestate),
-            received.started_ns,
-            received.ended_ns,
-            {"tandem.transfer.pages": received.num_pages, "tandem.prefill.worker": received.source.worker},
-        )
-
-    def _note_lost_try(self, outcome: str) -> None:
-        self._edge.metrics.note_handover(outcome)
-
-    def _record_decode(self, live: Live, emission: Emission) -> None:
-        record_span(
-            "decode",
-            extract(live.job.traceparent, live.job.tracestate),
-            live.decoding_ns or live.accepted_ns,
-            time.time_ns(),
-            {
-                "gen_ai.usage.output_tokens": emission.index + len(emission.token_ids),
-                "tandem.worker": self._edge.worker,
-            },
-        )
 
 
 async def run(settings: WorkerSettings) -> int:

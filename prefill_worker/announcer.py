@@ -5,7 +5,6 @@ The first token goes to the gateway first (the early copy), then to the decode w
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc
@@ -14,8 +13,10 @@ from common.messages.chain import chain_of
 from common.messages.ids import Epoch
 from common.rpc.channels import Channels
 from common.runtime.feeds import FeedHub
+from common.telemetry.logs import request_id
 from prefill_worker.core import SpanReady
 from prefill_worker.holdings import Holding, Holdings
+from prefill_worker.witness import Witness
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeStub
 
@@ -36,13 +37,15 @@ class Announcer:
         channels: Channels,
         feeds: FeedHub,
         holdings: Holdings,
-        on_done: Callable[[Holding, SpanReady], None],
+        witness: Witness,
+        block_size: int,
     ) -> None:
         self._epoch = epoch
         self._channels = channels
         self._feeds = feeds
         self._holdings = holdings
-        self._on_done = on_done
+        self._witness = witness
+        self._block_size = block_size
 
     def follow(self, holding: Holding) -> None:
         """Start to announce what `holding.spans` will bring."""
@@ -55,6 +58,7 @@ class Announcer:
             holding.spans.put_nowait(span)
 
     async def _follow(self, holding: Holding) -> None:
+        request_id.set(holding.task.request)
         stub = DecodeStub(self._channels.channel(holding.author.address, holding.author.epoch))
         is_done = False
         try:
@@ -70,11 +74,13 @@ class Announcer:
 
     async def _tell(self, stub: "DecodeAsyncStub", holding: Holding, span: SpanReady) -> "pb.Verdict.ValueType":
         if span.failure is not None:
+            self._witness.failed(holding, span.failure)
             await self._commit(stub, holding, pb.CommitRequest(failure=span.failure))
             return pb.VERDICT_CANCELLED  # nothing is left to hold
+        traceparent = ""
         if span.token is not None:
-            self._send_early_copy(holding, span.token)
-            self._on_done(holding, span)
+            self._send_early_copy(holding, span.token, span.num_cached)
+            traceparent = self._witness.prefilled(holding, span)
         verdict = pb.VERDICT_GO
         pages = [
             pb.PageRef(block_index=page.block_index, page=page.page, generation=page.generation)
@@ -85,7 +91,7 @@ class Announcer:
             request = pb.AnnounceRequest(binding=holding.binding, epoch=self._epoch, pages=pages)
             verdict = (await stub.Announce(request, timeout=RPC_TIMEOUT_S)).verdict
         if verdict == pb.VERDICT_GO and span.token is not None:
-            commit = pb.CommitRequest(token=span.token, num_cached_tokens=span.num_cached)
+            commit = pb.CommitRequest(token=span.token, num_cached_tokens=span.num_cached, traceparent=traceparent)
             verdict = await self._commit(stub, holding, commit)
         return verdict
 
@@ -96,9 +102,16 @@ class Announcer:
         commit.epoch = self._epoch
         return (await stub.Commit(commit, timeout=RPC_TIMEOUT_S)).verdict
 
-    def _send_early_copy(self, holding: Holding, token: int) -> None:
+    def _send_early_copy(self, holding: Holding, token: int, num_cached: int) -> None:
+        """Send the token ahead; like its author, count what either side had cached."""
         task = holding.task
-        index = task.num_tokens - task.num_prompt_tokens
-        tokens = pb.Tokens(index=index, ids=[token], chain=chain_of(holding.shown), is_early=True)
+        num_cached = min(max(num_cached, holding.wanted.start * self._block_size), task.num_prompt_tokens)
+        tokens = pb.Tokens(
+            index=task.num_tokens - task.num_prompt_tokens,
+            ids=[token],
+            chain=chain_of(holding.shown),
+            is_early=True,
+            num_cached_tokens=num_cached,
+        )
         event = pb.FeedEvent(request=task.request, placement=task.placement, tokens=tokens)
         self._feeds.push(task.gateway, event)

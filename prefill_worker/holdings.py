@@ -4,6 +4,7 @@ Owned by the event loop. `end` is the only way out: pulled, superseded, cancelle
 """
 
 import asyncio
+import enum
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,10 +17,20 @@ from prefill_worker.core import Command, Release, SpanReady
 from proto import worker_pb2 as pb
 
 
+class Outcome(enum.StrEnum):
+    """How a binding ended."""
+
+    PREFILLED = "prefilled"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LEASE_EXPIRED = "lease_expired"
+
+
 @dataclass(eq=False, slots=True)
 class Holding:
     """One binding. `wanted` are the block indices that the decode worker lacks, `shown` the generated ids that the
-    client has already; `spans` feeds the announcer."""
+    client has already; `spans` feeds the announcer. It is cancelled unless something else is known about its end;
+    `is_recorded` once the span of its prefill is."""
 
     task: PrefillTask
     entry: EntryId
@@ -31,6 +42,8 @@ class Holding:
     claimed_ns: int = field(default_factory=time.time_ns)
     spans: asyncio.Queue[SpanReady] = field(default_factory=asyncio.Queue)
     follower: asyncio.Task[None] | None = None
+    outcome: Outcome = Outcome.CANCELLED
+    is_recorded: bool = False
 
     @property
     def key(self) -> SequenceKey:
@@ -49,10 +62,11 @@ def key_of(binding: pb.Binding) -> SequenceKey:
 
 
 class Holdings:
-    """All bindings of one prefill worker."""
+    """All bindings of one prefill worker. `on_ended` hears of each when it ends, whatever the way out."""
 
-    def __init__(self, submit: Callable[[Command], None]) -> None:
+    def __init__(self, submit: Callable[[Command], None], on_ended: Callable[[Holding], None]) -> None:
         self._submit = submit
+        self._on_ended = on_ended
         self._held: dict[SequenceKey, Holding] = {}
 
     def __len__(self) -> int:
@@ -86,11 +100,13 @@ class Holdings:
         self._submit(Release(key))
         if holding.follower is not None and holding.follower is not asyncio.current_task():
             holding.follower.cancel()
+        self._on_ended(holding)
 
     def reap(self) -> list[Holding]:
         """End and return the bindings whose lease is over."""
         now = time.monotonic()
         expired = [holding for holding in self._held.values() if holding.expires_at < now]
         for holding in expired:
+            holding.outcome = Outcome.LEASE_EXPIRED
             self.end(holding.key)
         return expired

@@ -94,7 +94,8 @@ class Intake:
         """Bind one claimed task and start its prefill; an orphan is deleted."""
         author = await self._author(delivery)
         if author is None:
-            logger.info("deleting the task of a decode worker that is gone")
+            details = {"request_id": delivery.task.request}
+            logger.info("deleting the task of a decode worker that is gone", extra=details)
             await self._tasks.delete(delivery.entry)
             return
         reply = await self._bind(delivery, author)
@@ -126,7 +127,8 @@ class Intake:
         try:
             return await stub.Bind(request, timeout=BIND_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:  # its author times out and publishes it again, or is gone
-            logger.warning("cannot bind at %s: %s", author.worker, error.details())
+            details = {"request_id": task.request}
+            logger.warning("cannot bind at %s: %s", author.worker, error.details(), extra=details)
             return None
 
     def _start(self, delivery: Delivery, author: WorkerRecord, reply: pb.BindReply) -> None:
@@ -134,7 +136,7 @@ class Intake:
         try:
             ids = unpack_ids(reply.ids)
         except MalformedRecord as error:
-            logger.warning("binding answered with %s", error)
+            logger.warning("binding answered with %s", error, extra={"request_id": task.request})
             return
         wanted = range(reply.first_block, reply.first_block + reply.num_blocks)
         expires_at = time.monotonic() + reply.lease_s

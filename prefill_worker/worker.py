@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
@@ -14,13 +13,13 @@ from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.settings.worker import WorkerSettings
-from common.telemetry.traces import extract, record_span
 from prefill_worker.announcer import Announcer
 from prefill_worker.core import Command, PrefillCore, SpanReady
-from prefill_worker.holdings import Holding, Holdings
+from prefill_worker.holdings import Holdings
 from prefill_worker.intake import Intake
 from prefill_worker.scheduler import PrefillScheduler
 from prefill_worker.servicer import LeaseServicer, PrefillDesk
+from prefill_worker.witness import Witness
 from proto.worker_pb2_grpc import add_PrefillServicer_to_server, add_WorkerServicer_to_server
 
 logger = logging.getLogger(__name__)
@@ -38,8 +37,11 @@ class PrefillWorker:
         self._settings = settings
         self._edge: WorkerEdge[Command, SpanReady] = WorkerEdge(settings, Role.PREFILL, foundation, self._lose_gateway)
         edge = self._edge
-        self._holdings = Holdings(edge.submit)
-        self._announcer = Announcer(foundation.epoch, edge.channels, edge.feeds, self._holdings, self._note_done)
+        witness = Witness(edge.worker, edge.metrics)
+        self._holdings = Holdings(edge.submit, witness.ended)
+        self._announcer = Announcer(
+            foundation.epoch, edge.channels, edge.feeds, self._holdings, witness, settings.block_size
+        )
         self._intake = Intake(
             edge.worker,
             foundation.epoch,
@@ -91,26 +93,12 @@ class PrefillWorker:
         while True:
             await asyncio.sleep(REAP_S)
             for holding in self._holdings.reap():
-                self._edge.metrics.note_handover("lease_expired")
                 logger.warning(
                     "lease over: %s let go", holding.author.worker, extra={"request_id": holding.task.request}
                 )
 
     def _lose_gateway(self, gateway: GatewayId) -> None:
         """Nothing is held for gateways: the decode workers cancel what theirs had asked for."""
-
-    def _note_done(self, holding: Holding, span: SpanReady) -> None:
-        record_span(
-            "prefill",
-            extract(holding.task.traceparent, holding.task.tracestate),
-            holding.claimed_ns,
-            time.time_ns(),
-            {
-                "gen_ai.usage.input_tokens": holding.task.num_tokens,
-                "tandem.prefill.cached_tokens": span.num_cached,
-                "tandem.worker": self._edge.worker,
-            },
-        )
 
 
 async def run(settings: WorkerSettings) -> int:

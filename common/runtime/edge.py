@@ -31,6 +31,7 @@ from common.settings.worker import WorkerSettings
 from common.telemetry.endpoint import HealthReport, HealthServer
 from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.traces import flush_tracing
+from common.telemetry.vllm_names import alias_worker
 from common.transfer.pool_source import PoolSource
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
         self.foundation = foundation
         self.worker = WorkerId(settings.worker_id or f"{role}-{os.uname().nodename}")
         self.metrics = WorkerMetrics(CollectorRegistry())
+        if settings.vllm_metrics:
+            alias_worker(self.metrics, foundation.model)
         self.broker = RedisBroker.connect(settings.redis_url or "", foundation.model)
         self.peers = Peers(self.broker.registry, foundation.fingerprint)
         self.channels = Channels(settings.secret)
@@ -184,6 +187,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
 
     def _note(self, report: StepReport[EventT]) -> bool:
         has_changed = report.load != self.load
+        self.metrics.preemptions.inc(report.load.num_preemptions - self.load.num_preemptions)
+        self.metrics.prefill_tokens.inc(report.num_prompt_tokens)
         self.load = report.load
         self.feeds.num_steps = report.load.num_steps
         self.metrics.note_step(report.step_s, report.num_tokens, report.load)

@@ -26,7 +26,10 @@ _EventT_co = TypeVar("_EventT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How full the engine is, as of the end of a step (fields as in `WorkerLoad`)."""
+    """How full the engine is, as of the end of a step (fields as in `WorkerLoad`).
+
+    `num_preemptions` counts since the engine began.
+    """
 
     blocks_total: int
     blocks_free: int
@@ -36,16 +39,18 @@ class EngineLoad:
     num_reserved: int = 0
     num_steps: int = 0
     absorbed: str | None = None
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport(Generic[EventT]):
-    """What happened since the last report. `step_s` and `num_tokens` are 0 when no step ran."""
+    """What happened since the last report. `step_s` and the counts of tokens are 0 when no step ran."""
 
     events: tuple[EventT, ...]
     load: EngineLoad
     step_s: float = 0.0
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
 
 
 class Core(Protocol[_CommandT_contra, _EventT_co]):
@@ -148,7 +153,9 @@ class EngineThread(Generic[CommandT, EventT]):
         result = self._runner.run(plan)
         events = tuple(self._core.settle(plan, result))
         self._num_steps += 1
-        return StepReport(events, self._core.load(self._num_steps), time.perf_counter() - started, plan.num_tokens)
+        load = self._core.load(self._num_steps)
+        step_s = time.perf_counter() - started
+        return StepReport(events, load, step_s, plan.num_tokens, plan.num_prompt_tokens)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:

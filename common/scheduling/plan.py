@@ -27,6 +27,11 @@ class StepPlan:
         """Tokens that the step computes."""
         return sum(chunk.length for chunk in self.chunks)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Those of them that belong to a prompt: not generated, whether computed for the first time or again."""
+        return sum(max(0, min(chunk.length, chunk.sequence.num_prompt - chunk.start)) for chunk in self.chunks)
+
     def __bool__(self) -> bool:
         """Whether there is anything to run."""
         return bool(self.chunks)

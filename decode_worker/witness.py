@@ -1,0 +1,118 @@
+"""What a decode worker tells about its requests: stage spans, counters, and one line in the log for each.
+
+Owned by the event loop. Spans are recorded when a stage is over, so nothing has to be closed on the ways out.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.util.types import AttributeValue
+
+from common.messages.ids import WorkerId
+from common.scheduling.emission import FailureCode
+from common.telemetry.metrics import WorkerMetrics
+from common.telemetry.traces import Attribute, Stage, extract, record_span
+from common.transfer.puller import PullReport
+from decode_worker.ledger import CANCELLED, Live
+from decode_worker.reception import Attempt
+
+logger = logging.getLogger(__name__)
+
+
+class Witness:
+    """Hears of every end: of a placement, of a try to have it prefilled elsewhere, of a pull."""
+
+    def __init__(self, worker: WorkerId, metrics: WorkerMetrics) -> None:
+        self._worker = worker
+        self._metrics = metrics
+
+    def closed(self, live: Live) -> None:
+        """A placement is over: record its stages here."""
+        now_ns = time.time_ns()
+        if live.failure == FailureCode.INVALID_LOGITS:
+            self._metrics.nan_logits.inc()
+        if live.prefilling_ns is not None:
+            self._record_prefill(live, live.prefilling_ns, live.decoding_ns or now_ns)
+        if live.decoding_ns is not None:
+            attributes = {Attribute.OUTPUT_TOKENS: live.num_generated}
+            self._record(Stage.DECODE, live, live.decoding_ns, now_ns, attributes, error=live.failure)
+        logger.info(
+            "request ended",
+            extra={
+                "request_id": live.job.request,
+                "placement": live.job.placement,
+                "outcome": live.failure or str(live.finish),
+                "num_prompt_tokens": live.job.num_prompt_tokens,
+                "num_cached_tokens": live.num_cached,
+                "num_tokens": live.num_generated,
+                "duration_s": round((now_ns - live.accepted_ns) / 1e9, 6),
+            },
+        )
+
+    def handed_over(self, live: Live, attempt: Attempt) -> None:
+        """A try has brought the first token and all pages that are wanted."""
+        self._metrics.note_handover("remote")
+        self._record_transfer(live, attempt, error="")
+
+    def lost_try(self, live: Live, attempt: Attempt, error: str) -> None:
+        """A try is over and the prompt is still not here."""
+        self._metrics.note_handover("retry")
+        self._record_transfer(live, attempt, error)
+
+    def cancelled_try(self, live: Live, attempt: Attempt) -> None:
+        """The request went away while it was received."""
+        self._record_transfer(live, attempt, CANCELLED)
+
+    def fell_back(self, live: Live) -> None:
+        """Nobody else will prefill the prompt: it is computed here from now on."""
+        self._metrics.note_handover("local")
+        live.prefilling_ns = time.time_ns()
+
+    def pulled(self, report: PullReport) -> None:
+        """Pages have come."""
+        self._metrics.note_pull(report.transport, report.num_bytes, report.duration_s)
+
+    def lost_pull(self) -> None:
+        """Pages could not be pulled."""
+        self._metrics.transfer_failures.inc()
+
+    def ignored(self) -> None:
+        """A message named a placement or a try that is over."""
+        self._metrics.stale_messages.inc()
+
+    def _record_prefill(self, live: Live, start_ns: int, end_ns: int) -> None:
+        attributes = {Attribute.INPUT_TOKENS: live.job.num_prompt_tokens, Attribute.CACHED_TOKENS: live.num_cached}
+        error = "" if live.decoding_ns is not None else live.failure
+        self._record(Stage.PREFILL, live, start_ns, end_ns, attributes, error=error)
+
+    def _record_transfer(self, live: Live, attempt: Attempt, error: str) -> None:
+        """Record from the first pull on; a try that never pulled has no transfer."""
+        if attempt.first_pull_ns is None or attempt.source is None:
+            return
+        attributes: dict[str, AttributeValue] = {
+            Attribute.PAGES: len(attempt.arrived),
+            Attribute.SOURCE: attempt.source.worker,
+        }
+        prefill = [attempt.commit.traceparent] if attempt.commit is not None else []
+        now_ns = time.time_ns()
+        self._record(Stage.TRANSFER, live, attempt.first_pull_ns, now_ns, attributes, links=prefill, error=error)
+
+    def _record(
+        self,
+        stage: Stage,
+        live: Live,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, AttributeValue],
+        *,
+        links: Sequence[str] = (),
+        error: str,
+    ) -> None:
+        common: dict[str, AttributeValue] = {
+            Attribute.REQUEST_ID: live.job.request,
+            Attribute.PLACEMENT: live.job.placement,
+            Attribute.WORKER: self._worker,
+        }
+        parent = extract(live.job.traceparent, live.job.tracestate)
+        record_span(stage, parent, start_ns, end_ns, {**common, **attributes}, links, error=error)
