@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from common.broker.protocols import TaskQueue
 from common.errors import BrokerUnavailable, PeerError, PeerUnreachable
@@ -66,19 +67,30 @@ class Receiver:
         self._submit = submit
         self._witness = witness
         self._receptions: dict[SequenceKey, Reception] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        """Also those of dropped receptions, until their pulls have stopped."""
 
     def begin(self, live: Live, ids: bytes, reserved: Reserved) -> None:
         """Start to receive a sequence (packed `ids`) whose pages are reserved."""
         stop_ids = frozenset(live.job.sampling.stop_ids)
         reception = Reception(reserved.key, ids, stop_ids, reserved.first_block, reserved.block_ids)
         self._receptions[reserved.key] = reception
-        reception.task = asyncio.create_task(self._receive(reception, live, len(ids) // 4), name=f"receive-{live.key}")
+        task = asyncio.create_task(self._receive(reception, live, len(ids) // 4), name=f"receive-{live.key}")
+        reception.task = task
+        self._running.add(task)
+        task.add_done_callback(partial(self._let_go, reception))
 
     def drop(self, key: SequenceKey) -> None:
         """Cancel a reception; its pages are let go when its pulls have stopped."""
         reception = self._receptions.pop(key, None)
         if reception is not None and reception.task is not None:
             reception.task.cancel()
+
+    async def close(self) -> None:
+        """Drop every reception; return when nothing writes into our pages any more."""
+        for key in list(self._receptions):
+            self.drop(key)
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     def find(self, key: SequenceKey) -> Reception | None:
         """Return the reception of a sequence."""
@@ -98,6 +110,7 @@ class Receiver:
         source = attempt.source
         if not copies or source is None:
             return
+        attempt.requested.update(copies)
         attempt.first_pull_ns = attempt.first_pull_ns or time.time_ns()
         task = asyncio.create_task(self._pull(attempt, source, copies))
         attempt.pulls.add(task)
@@ -107,14 +120,21 @@ class Receiver:
         request_id.set(live.job.request)
         try:
             commit = await self._try_all(reception, live, num_tokens)
-            if commit is None:
-                self._witness.fell_back(live)
-                self._submit(FallBack(reception.key))
-            else:
-                self._submit(Activate(reception.key, commit.token, commit.num_cached))
-        finally:
-            self._receptions.pop(reception.key, None)
-            self._submit(LetGo(reception.key))
+        except Exception:  # root of a task: the request goes on without what has failed here
+            logger.exception("receiving failed")
+            commit = None
+        if commit is None:
+            self._witness.fell_back(live)
+            self._submit(FallBack(reception.key))
+        else:
+            self._submit(Activate(reception.key, commit.token, commit.num_cached))
+
+    def _let_go(self, reception: Reception, task: asyncio.Task[None]) -> None:
+        """Runs on every way out, also if the task was cancelled before its first step."""
+        self._running.discard(task)
+        if self._receptions.get(reception.key) is reception:
+            del self._receptions[reception.key]
+        self._submit(LetGo(reception.key))
 
     async def _try_all(self, reception: Reception, live: Live, num_tokens: int) -> Commit | None:
         for number in range(1, MAX_TRIES + 1):
@@ -128,9 +148,9 @@ class Receiver:
 
     async def _try(self, reception: Reception, live: Live, num_tokens: int, number: TryNumber) -> Commit:
         attempt = reception.begin(number)
-        entry: EntryId | None = None
+        publishing = asyncio.create_task(self._tasks.publish(self._task(live, num_tokens, number)))
         try:
-            entry = await self._tasks.publish(self._task(live, num_tokens, number))
+            await asyncio.shield(publishing)  # when we are cancelled now, we still need to know what to delete
             await self._await_binding(attempt)
             commit = await asyncio.shield(attempt.outcome)  # our cancellation must not cancel what others set
             self._witness.handed_over(live, attempt)
@@ -142,7 +162,7 @@ class Receiver:
             self._witness.cancelled_try(live, attempt)
             raise
         finally:
-            await uninterrupted(self._end(reception.key, attempt, entry))
+            await uninterrupted(self._end(reception.key, attempt, publishing))
 
     async def _await_binding(self, attempt: Attempt) -> None:
         deadline = time.monotonic() + BIND_TIMEOUT_S
@@ -157,28 +177,39 @@ class Receiver:
             except TimeoutError:
                 continue  # look at the peers again
 
-    async def _end(self, key: SequenceKey, attempt: Attempt, entry: EntryId | None) -> None:
+    async def _end(self, key: SequenceKey, attempt: Attempt, publishing: asyncio.Task[EntryId]) -> None:
+        """End a try. The others hear of it at once, however long the last copy takes to stop."""
         attempt.lose("over")
         attempt.outcome.exception()  # retrieved: a loss that nobody awaited is no error
-        await attempt.stop()
         if attempt.source is not None:
             self._releases.add(attempt.source, key, attempt.number)
-        if entry is not None:
-            try:
-                await self._tasks.delete(entry)
-            except BrokerUnavailable as error:
-                logger.warning("could not delete a prefill task: %s", error)
+        retiring = asyncio.create_task(self._retire(publishing))
+        await attempt.stop()
+        await retiring
+
+    async def _retire(self, publishing: asyncio.Task[EntryId]) -> None:
+        try:
+            await self._tasks.delete(await publishing)
+        except BrokerUnavailable as error:
+            logger.warning("could not delete a prefill task: %s", error)
 
     async def _pull(self, attempt: Attempt, source: WorkerRecord, copies: dict[int, PageCopy]) -> None:
         try:
-            if source.transfer is None:
-                raise PeerUnreachable(f"{source.worker} serves no pages")
-            await self._puller.pull(source.transfer, source.epoch, list(copies.values()))
+            await self._fetch(source, list(copies.values()))
         except PeerError as error:
             self._witness.lost_pull()
             attempt.lose(str(error))
+        except Exception as error:  # root of a task: nobody else would notice that the pages do not come
+            logger.exception("a pull failed")
+            self._witness.lost_pull()
+            attempt.lose(repr(error))
         else:
             attempt.arrive(copies)
+
+    async def _fetch(self, source: WorkerRecord, copies: list[PageCopy]) -> None:
+        if source.transfer is None:
+            raise PeerUnreachable(f"{source.worker} serves no pages")
+        await self._puller.pull(source.transfer, source.epoch, copies)
 
     def _task(self, live: Live, num_tokens: int, number: TryNumber) -> PrefillTask:
         job = live.job

@@ -42,6 +42,8 @@ class Attempt:
     source: WorkerRecord | None = None
     renewed_at: float = 0.0
     commit: Commit | None = None
+    requested: set[int] = field(default_factory=set)
+    """Blocks whose pages were pulled or are being pulled: never twice, for the slower copy could outlive its source."""
     arrived: set[int] = field(default_factory=set)
     pulls: set[asyncio.Task[None]] = field(default_factory=set)
     first_pull_ns: int | None = None
@@ -113,11 +115,11 @@ class Reception:
         return attempt
 
     def copies(self, attempt: Attempt, pages: Iterable[pb.PageRef]) -> dict[int, PageCopy]:
-        """Return what to copy for announced pages, by block index; what is unwanted or here already is left out."""
+        """Return what to copy for announced pages, by block index; none that is unwanted or was requested before."""
         return {
             page.block_index: PageCopy(
                 BlockId(page.page), Generation(page.generation), self.block_ids[page.block_index - self.first_block]
             )
             for page in pages
-            if page.block_index in attempt.wanted and page.block_index not in attempt.arrived
+            if page.block_index in attempt.wanted and page.block_index not in attempt.requested
         }

@@ -1,0 +1,76 @@
+"""An engine's runner without a model: it writes into each page which tokens it stands for, and samples the next token
+from nothing but the bytes of all pages of the sequence. A wrong, stale or half-written page becomes a wrong token.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from common.cache.layout import KVLayout
+from common.messages.chain import EMPTY_CHAIN, extend_chain
+from common.messages.ids import BlockId
+from common.scheduling.plan import Chunk, StepPlan, StepResult
+from common.scheduling.sequence import SequenceKey
+from tests.support.valve import Valve
+
+BLOCK_SIZE = 4
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE, dtype="float32")
+"""One tag of 8 bytes per token."""
+
+TAG_BYTES = LAYOUT.token_bytes
+VOCABULARY = 997
+
+
+def answer(prompt: Sequence[int], max_tokens: int, stop_ids: Iterable[int] = ()) -> list[int]:
+    """Return what a sequence generates over pages that hold what they should."""
+    tags, chain = bytearray(), EMPTY_CHAIN
+    generated: list[int] = []
+    for token in prompt:
+        chain = extend_chain(chain, token)
+        tags += chain.to_bytes(TAG_BYTES, "little")
+    while len(generated) < max_tokens:
+        generated.append(_sample(tags))
+        if generated[-1] in stop_ids:
+            break
+        chain = extend_chain(chain, generated[-1])
+        tags += chain.to_bytes(TAG_BYTES, "little")
+    return generated
+
+
+class TaggedRunner:
+    """Implements `common.runtime.engine.Runner` over the memory of one pool. Steps begin when `valve` lets them."""
+
+    def __init__(self, valve: Valve, pages: memoryview, block_size: int) -> None:
+        assert block_size == BLOCK_SIZE
+        self._valve = valve
+        self._pages = pages
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute the plan."""
+        self._valve.enter([(chunk.sequence.key, chunk.start, chunk.length) for chunk in plan.chunks])
+        tokens: dict[SequenceKey, int] = {}
+        for chunk in plan.chunks:
+            self._write(chunk)
+            if chunk.samples:
+                tokens[chunk.sequence.key] = _sample(self._read(chunk.sequence.block_ids, chunk.start + chunk.length))
+        return StepResult(tokens)
+
+    def _write(self, chunk: Chunk) -> None:
+        blocks = chunk.sequence.block_ids
+        known = self._read(blocks, chunk.start)
+        chain = int.from_bytes(known[-TAG_BYTES:], "little") if known else EMPTY_CHAIN
+        for position in range(chunk.start, chunk.start + chunk.length):
+            chain = extend_chain(chain, chunk.sequence.token_ids[position])
+            start = self._offset(blocks, position)
+            self._pages[start : start + TAG_BYTES] = chain.to_bytes(TAG_BYTES, "little")
+
+    def _read(self, blocks: Sequence[BlockId], num_tokens: int) -> bytes:
+        starts = [self._offset(blocks, position) for position in range(num_tokens)]
+        return b"".join(self._pages[start : start + TAG_BYTES] for start in starts)
+
+    @staticmethod
+    def _offset(blocks: Sequence[BlockId], position: int) -> int:
+        return (blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE) * TAG_BYTES
+
+
+def _sample(tags: bytes | bytearray) -> int:
+    return int.from_bytes(blake2b(tags, digest_size=8).digest(), "little") % VOCABULARY
