@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import WorkerLost
-from tests.support.gateway_server import Gateway, running_gateway
-from tests.support.scripted_engine import ScriptedEngine, Stop, Until
+from tests.support.gateway_server import Gateway, chat_body, raw_request, running_gateway
+from tests.support.scripted_engine import ScriptedEngine, Silence, Stop, Until
 from tests.support.tiny_tokenizer import byte_level_tokenizer, tiny_card
 
 TOKENIZER = byte_level_tokenizer()
@@ -56,6 +56,40 @@ async def test_b129_no_first_token_no_ttft(gateway: Gateway) -> None:
     assert sample(metrics, "tandem_inter_token_latency_seconds_count") == 0
 
 
+async def test_b129_a_client_that_leaves_before_its_first_token_has_no_ttft(gateway: Gateway) -> None:
+    gateway.engine.play([Silence()])
+    async with gateway.connection() as (_, writer):
+        writer.write(raw_request(TEXT, {"model": "tiny", "prompt": "hello"}))
+        await gateway.engine.until_running(1)
+        writer.transport.abort()
+        await gateway.engine.until_running(0)
+    metrics = (await gateway.get("/metrics"))[1]
+    assert sample(metrics, "tandem_time_to_first_token_seconds_count") == 0
+    assert sample(metrics, "tandem_request_aborted_total") == 1
+    assert sample(metrics, 'tandem_request_success_total{finished_reason="abort"}') == 1
+    assert sample(metrics, f'tandem_requests_total{{endpoint="{TEXT}",status="499"}}') == 1
+    assert sample(metrics, "tandem_requests_running") == 0
+
+
+async def test_b129_tokens_that_come_together_count_one_by_one(gateway: Gateway) -> None:
+    gateway.engine.play([(1, 2, 3), (4, 5), Stop()])
+    await gateway.complete(max_tokens=9)
+    metrics = (await gateway.get("/metrics"))[1]
+    assert sample(metrics, "tandem_time_to_first_token_seconds_count") == 1
+    assert sample(metrics, "tandem_inter_token_latency_seconds_count") == 4
+    assert sample(metrics, "tandem_generation_tokens_total") == 5
+
+
+async def test_failures_are_counted_by_our_own_codes(gateway: Gateway) -> None:
+    gateway.engine.play([1, WorkerLost("gone")])
+    await gateway.chat()
+    await gateway.chat(model="no such model")
+    metrics = (await gateway.get("/metrics"))[1]
+    assert sample(metrics, "tandem_request_failures_total") == 1
+    assert sample(metrics, 'tandem_request_failures_total{code="worker_lost"}') == 1
+    assert sample(metrics, 'tandem_request_success_total{finished_reason="error"}') == 1
+
+
 async def test_b126_clients_cannot_make_series(gateway: Gateway) -> None:
     async def num_series() -> int:
         return len((await gateway.get("/metrics"))[1].splitlines())
@@ -65,6 +99,10 @@ async def test_b126_clients_cannot_make_series(gateway: Gateway) -> None:
         await gateway.chat(user=f"user-{salt}")
         await gateway.get(f"/{salt}.php")
         await gateway.session.request("BREW", gateway.url + "/v1/models")
+        await gateway.post(f"/v1/{salt}", {})
+        await gateway.get(f"/v1/models/{salt}")
+        names = {"Authorization": f"Bearer sk-{salt}", "X-Request-Id": salt, "User-Agent": salt}
+        await gateway.post(CHAT, chat_body(stop=[salt], max_tokens=1), headers=names)
 
     await strange_requests("first")
     await num_series()  # counts itself from now on

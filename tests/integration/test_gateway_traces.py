@@ -61,8 +61,43 @@ async def test_b124_one_trace_from_the_caller_on(gateway: Gateway, exporter: InM
     assert attributes["gen_ai.request.model"] == "tiny"
     assert attributes["gen_ai.request.seed"] == 7
     assert attributes["gen_ai.usage.output_tokens"] == 2
+    assert attributes["gen_ai.response.model"] == "tiny"
+    assert str(attributes["gen_ai.response.id"]).startswith("chatcmpl-")
     assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert attributes["http.response.status_code"] == 200
+
+
+async def test_b124_tracestate_is_passed_on(gateway: Gateway, exporter: InMemorySpanExporter) -> None:
+    headers = [
+        f"traceparent: 00-{TRACE}-0123456789abcdef-01",
+        "TraceState: a=1",
+        "tracestate: b=2",
+        "Connection: close",
+    ]
+    async with gateway.connection() as (reader, writer):
+        writer.write(raw_request(CHAT, chat_body(), *headers))
+        assert b" 200 " in await reader.readline()
+        await reader.read()
+    assert gateway.engine.requests[0].tracestate == "a=1,b=2"
+
+
+async def test_an_unknown_path_is_not_part_of_a_name(gateway: Gateway, exporter: InMemorySpanExporter) -> None:
+    await gateway.post("/v1/secret-path", {})
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "POST"
+    attributes = dict(span.attributes or {})
+    assert "http.route" not in attributes
+    assert attributes["http.response.status_code"] == 404
+    assert span.status.is_unset
+
+
+async def test_a_refusal_is_an_error_of_its_stage_not_of_the_server(
+    gateway: Gateway, exporter: InMemorySpanExporter
+) -> None:
+    assert (await gateway.post("/v1/completions", {"model": "tiny", "prompt": [10**6]}))[0] == 400
+    spans = by_name(exporter.get_finished_spans())
+    assert spans["tokenize"].status.description == "InvalidRequest"
+    assert spans["POST /v1/completions"].status.is_unset
 
 
 @pytest.mark.parametrize("traceparent", [None, "nonsense", "00-" + "0" * 32 + "-0123456789abcdef-01"])

@@ -73,6 +73,11 @@ async def test_b005_finish_reason(ids: list[int], reported: FinishReason, reason
     assert end == TextEnd(reason, len(ids), 2)
 
 
+async def test_b053_a_stop_string_does_not_hide_what_was_cached() -> None:
+    source = Source(TokenDelta(0, tuple(byte_ids(TOKENIZER, "ab")), 16), TokenDelta(2, (id_of(TOKENIZER, "S"),), 16))
+    assert await read(source, ["S"]) == ("ab", TextEnd(STOP, 3, 16))
+
+
 async def test_b005_stop_string_on_the_last_allowed_token() -> None:
     text, end = await read(tokens(byte_ids(TOKENIZER, "abST"), EndOfStream(LENGTH, 4)), ["ST"])
     assert (text, end.finish_reason) == ("ab", STOP)

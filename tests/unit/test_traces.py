@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from common.telemetry import traces
-from common.telemetry.traces import Attribute, Stage, end_span, extract, inject, record_span, start_span
+from common.telemetry.traces import Attribute, Stage, end_span, extract, inject, inject_state, record_span, start_span
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -96,6 +96,17 @@ def test_a_caller_who_does_not_sample_is_respected(exporter: InMemorySpanExporte
 def test_tracestate_is_kept(exporter: InMemorySpanExporter) -> None:
     span = start_span("chat", extract(PARENT, "vendor=value"))
     assert span.get_span_context().trace_state.get("vendor") == "value"
+    assert inject_state(span) == "vendor=value"
+    record_span(Stage.DECODE, extract(inject(span), inject_state(span)), 1, 2)
+    (decode,) = exporter.get_finished_spans()
+    assert decode.context is not None
+    assert decode.context.trace_state.get("vendor") == "value"
+
+
+def test_a_long_tracestate_keeps_its_newest_entries(exporter: InMemorySpanExporter) -> None:
+    entries = [f"vendor{number}={'v' * 200}" for number in range(20)]
+    assert inject_state(start_span("chat", extract(PARENT, ",".join(entries)))) == ",".join(entries[:2])
+    assert inject_state(start_span("chat", extract(PARENT))) == ""
 
 
 async def test_interleaved_requests_never_share_a_trace(exporter: InMemorySpanExporter) -> None:
