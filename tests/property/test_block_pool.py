@@ -86,10 +86,13 @@ class PoolMachine(RuleBasedStateMachine):
         if taken is None:
             self.pool.release(cached)
             sequence.block_ids = []
+            sequence.num_computed = 0
         self.owners.append(sequence.block_ids)
 
     @rule(sequence=sequences, length=st.integers(1, 4))
     def compute(self, sequence: Sequence, length: int) -> None:
+        if not sequence.block_ids:
+            return
         span = range(sequence.num_computed, min(sequence.num_computed + length, sequence.num_tokens))
         self.content.verify(sequence.token_ids, sequence.cache_salt, sequence.block_ids, range(sequence.num_computed))
         for block in self.content.blocks(sequence.block_ids, span):
@@ -100,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences, token=st.integers(0, 1))
     def append(self, sequence: Sequence, token: int) -> None:
-        if sequence.num_tokens % BLOCK_SIZE == 0:
+        if sequence.block_ids and sequence.num_tokens % BLOCK_SIZE == 0:
             taken = self.pool.take(1)
             if taken is None:
                 return
@@ -109,10 +112,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences)
     def preempt(self, sequence: Sequence) -> None:
+        """Start again; where there is no room, the sequence has no blocks until it is preempted once more."""
         self._let_go(sequence.block_ids)
         self._acquire(sequence)
-        if not sequence.block_ids:
-            sequence.token_ids = sequence.token_ids[:0]
 
     @rule(sequence=consumes(sequences))
     def finish(self, sequence: Sequence) -> None:

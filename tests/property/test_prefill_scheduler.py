@@ -27,7 +27,6 @@ from tests.support.scripted_runner import ScriptedRunner, next_token
 BLOCK_SIZE = 2
 NUM_BLOCKS = 8
 CAPACITY = BLOCK_SIZE * NUM_BLOCKS
-STEPS_TO_DRAIN = 500
 
 TOKENS = st.sampled_from([0, 0, 0, 1])
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=5) | st.lists(TOKENS, min_size=6, max_size=CAPACITY + 1)
@@ -137,7 +136,8 @@ class PrefillMachine(RuleBasedStateMachine):
         """Every prompt that is left gets its first token, and every block comes back."""
         if not hasattr(self, "pool"):
             return
-        for _ in range(STEPS_TO_DRAIN):
+        num_tokens = sum(prompt.sequence.num_tokens for prompt in self.prompts.values())
+        for _ in range(num_tokens + 1):  # every step computes something
             for key in [key for key, prompt in self.prompts.items() if prompt.token is not None]:
                 self._release(key)
             if not self.prompts:
