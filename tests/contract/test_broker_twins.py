@@ -14,8 +14,9 @@ from common.broker.redis_broker import RedisBroker
 from common.errors import TandemError
 from common.messages.ids import EntryId, Epoch, PlacementNumber, RequestId, WorkerId
 from common.messages.registry import WorkerHealth
-from tests.support.broker_harness import SLOW_COMMAND_S, Broker
+from tests.support.broker_harness import Broker
 from tests.support.broker_records import MODEL, make_job, worker_load, worker_record
+from tests.support.redis_database import emptied
 from tests.support.redis_server import RedisServer, running_redis
 
 pytestmark = pytest.mark.redis
@@ -33,10 +34,8 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def connection(server: RedisServer) -> AsyncIterator[RedisConnection]:
-    connection = RedisConnection(server.url, command_timeout_s=SLOW_COMMAND_S)
-    await connection.call("FLUSHALL")
-    yield connection
-    await connection.close()
+    async with emptied(server) as connection:
+        yield connection
 
 
 @dataclass

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import AutoModelForCausalLM
 
 from common.errors import ModelUnusable
 from common.messages.sampling import SamplingParams
@@ -17,6 +16,7 @@ from common.model.locate import locate_model
 from common.runtime.runner import ModelRunner, allocate_pages
 from common.scheduling.plan import StepPlan
 from tests.support.model_driver import ModelDriver
+from tests.support.reference import bundled_model
 from tests.support.tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.golden
@@ -238,7 +238,7 @@ def test_progress_rises_from_nothing_to_all(tiny: Path) -> None:
 def test_bundled_model_equals_transformers() -> None:
     """The real geometry, with the same dequantised weights on both sides."""
     checkpoint = open_checkpoint(locate_model("smollm2"))
-    theirs = transformers_model(checkpoint)
+    theirs = bundled_model()
     driver = ModelDriver(LlamaModel.load(checkpoint, torch.float32, lambda _: None), num_blocks=32)
     prompts = [[504, 1276, 282, 4649, 314], [19556], list(range(1000, 1033))]
     generated = driver.generate([driver.add(prompt) for prompt in prompts], 6)
@@ -246,28 +246,3 @@ def test_bundled_model_equals_transformers() -> None:
         ids = torch.tensor([prompt])
         output = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, eos_token_id=None)
         assert ours == output[0, len(prompt) :].tolist()
-
-
-def transformers_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
-    """Return their model of a checkpoint with default rope, without initialising weights first."""
-    ours = checkpoint.config
-    config = LlamaConfig(
-        num_hidden_layers=ours.num_layers,
-        hidden_size=ours.hidden_size,
-        num_attention_heads=ours.num_heads,
-        num_key_value_heads=ours.num_kv_heads,
-        intermediate_size=ours.intermediate_size,
-        vocab_size=ours.vocab_size,
-        rms_norm_eps=ours.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": ours.rope.theta},
-        max_position_embeddings=ours.max_context,
-        tie_word_embeddings=ours.tie_embeddings,
-    )
-    with torch.device("meta"):
-        model: LlamaForCausalLM = LlamaForCausalLM(config)
-    weights = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
-    model.load_state_dict(weights, strict=False, assign=True)
-    model.model.rotary_emb = LlamaRotaryEmbedding(config)  # holds a buffer that no checkpoint has
-    model.tie_weights()
-    model.eval()
-    return model

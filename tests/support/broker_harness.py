@@ -9,10 +9,10 @@ from common.broker.protocols import JobQueue, ModelIndex, Registry, TaskQueue
 from common.broker.redis_broker import RedisBroker
 from common.messages.ids import Fingerprint, ModelName
 from tests.support.broker_records import MODEL
-from tests.support.redis_server import RedisServer
 
-SLOW_COMMAND_S = 20.0
-"""A loaded machine is no failure of the broker."""
+BRIEF = BrokerPolicy(worker_ttl_s=0.5, gateway_ttl_s=0.4, model_ttl_s=0.5)
+LONG_S = 20.0
+"""Blocking reads of tests are woken, never timed out, and a slow command is no failure of the broker."""
 
 
 class Broker(Protocol):
@@ -43,9 +43,6 @@ class Harness(Protocol):
     async def elapse(self, seconds: float) -> None:
         """Return when the broker's clock has advanced so much."""
 
-    async def close(self) -> None:
-        """Release what was made."""
-
 
 class MemoryHarness:
     """Brokers in memory."""
@@ -63,27 +60,20 @@ class MemoryHarness:
         """Advance the clock."""
         self._now_s += seconds
 
-    async def close(self) -> None:
-        """Nothing to release."""
-
     def _clock(self) -> float:
         return self._now_s
 
 
 class RedisHarness:
-    """Brokers over an empty database."""
+    """Brokers on one connection."""
 
-    def __init__(self, server: RedisServer) -> None:
-        self.connection = RedisConnection(server.url, command_timeout_s=SLOW_COMMAND_S)
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
 
     def broker(self, model: ModelName = MODEL, policy: BrokerPolicy | None = None) -> Broker:
         """Return a broker on the shared connection."""
-        return RedisBroker(self.connection, model, policy)
+        return RedisBroker(self._connection, model, policy)
 
     async def elapse(self, seconds: float) -> None:
         """Let Redis itself count the time, by reading a stream that nobody writes."""
-        await self.connection.read(seconds + 0.02, "XREAD", streams=("nobody-writes-here", "0-0"))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.connection.close()
+        await self._connection.read(seconds + 0.02, "XREAD", streams=("nobody-writes-here", "0-0"))

@@ -18,11 +18,14 @@ from common.messages.sampling import SamplingParams
 MODEL = ModelName("acme/{tiny}\n1")
 FINGERPRINT = Fingerprint("f00d")
 SAMPLING = SamplingParams(seed=1, max_tokens=16)
+D0, D1, D2 = WorkerId("decode-0"), WorkerId("decode-1"), WorkerId("decode:2 {x}")
+EPOCH = Epoch(1 << 62)
+P0, P1 = (WorkerId("prefill-0"), Epoch(8)), (WorkerId("prefill-1"), Epoch(9))
 
 
 def worker_record(
-    name: str = "decode-0",
-    epoch: int = 1 << 62,
+    name: str = D0,
+    epoch: int = EPOCH,
     *,
     role: Role = Role.DECODE,
     num_blocks: int = 100,
@@ -76,7 +79,7 @@ def make_task(request: str, try_number: int = 1) -> PrefillTask:
         request=RequestId(request),
         placement=PlacementNumber(1),
         try_number=TryNumber(try_number),
-        author=WorkerId("decode-0"),
+        author=D0,
         author_epoch=Epoch(7),
         gateway=GatewayId("gateway-0"),
         num_tokens=16,

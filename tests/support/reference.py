@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from common.model.checkpoint import open_checkpoint
 from common.model.locate import locate_model
@@ -21,29 +22,30 @@ class Answer:
 
 
 @functools.cache
-def _model() -> LlamaForCausalLM:
-    """Build it from the dequantised tensors, which `test_checkpoint` compares with those `transformers` reads."""
+def bundled_model() -> LlamaForCausalLM:
+    """Build it from the dequantised tensors, which `test_gguf_checkpoint` compares with those `transformers` reads."""
     checkpoint = open_checkpoint(locate_model("smollm2"))
-    config = checkpoint.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_context,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
-            tie_word_embeddings=config.tie_embeddings,
-            dtype=torch.float32,
-        )
+    ours = checkpoint.config
+    config = LlamaConfig(
+        num_hidden_layers=ours.num_layers,
+        hidden_size=ours.hidden_size,
+        num_attention_heads=ours.num_heads,
+        num_key_value_heads=ours.num_kv_heads,
+        head_dim=ours.head_dim,
+        intermediate_size=ours.intermediate_size,
+        vocab_size=ours.vocab_size,
+        rms_norm_eps=ours.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": ours.rope.theta},
+        max_position_embeddings=ours.max_context,
+        tie_word_embeddings=ours.tie_embeddings,
     )
+    with torch.device("meta"):  # weights that would be replaced at once are not initialised
+        model: LlamaForCausalLM = LlamaForCausalLM(config)
     weights = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
-    missing = model.load_state_dict(weights, strict=False).missing_keys
-    assert missing == (["lm_head.weight"] if config.tie_embeddings else [])
+    missing = model.load_state_dict(weights, strict=False, assign=True).missing_keys
+    assert missing == (["lm_head.weight"] if ours.tie_embeddings else [])
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)  # holds a buffer that no checkpoint has
+    model.tie_weights()
     model.eval()
     return model
 
@@ -52,7 +54,7 @@ def generate(prompt_ids: list[int], max_tokens: int) -> Answer:
     """Return the greedy continuation."""
     ids = torch.tensor([prompt_ids])
     with torch.inference_mode():
-        output = _model().generate(
+        output = bundled_model().generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_tokens,
