@@ -7,15 +7,11 @@ from typing import Any
 import grpc
 
 from common.messages.ids import Epoch
+from common.rpc.options import COMMON_OPTIONS
 from common.rpc.secret import METADATA_KEY, checked_secret
-from common.rpc.server import MAX_MESSAGE_BYTES
 
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *COMMON_OPTIONS,
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

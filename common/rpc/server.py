@@ -7,16 +7,12 @@ from typing import Any, NoReturn
 import grpc
 
 from common.errors import InvalidSetting
+from common.rpc.options import COMMON_OPTIONS
 from common.rpc.secret import METADATA_KEY, checked_secret
 
-MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # two processes on one port would share its calls silently
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *COMMON_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # what the channels of `channels.py` need
 )
 

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from common.errors import GenerationFailed
 from common.telemetry.traces import Stage
+from gateway.api.heading import Heading, heading_of
 from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID, SERVICE, SPAN
 from gateway.engine import FinishReason, GenerateRequest
 from gateway.event_buffer import EventBuffer
@@ -26,10 +27,6 @@ from gateway.validation import ValidRequest
 class AnswerShape(Protocol):
     """How an endpoint writes one answer as JSON."""
 
-    @property
-    def id(self) -> str:
-        """The answer's id."""
-
     def opening(self) -> list[bytes]:
         """Return what a stream starts with."""
 
@@ -46,7 +43,12 @@ class AnswerShape(Protocol):
         """Return the answer that is not streamed."""
 
 
-ShapeFor = Callable[[ServedModel], AnswerShape]
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What sets an endpoint's answers apart: what their ids begin with, and their shape."""
+
+    id_prefix: str
+    shape: Callable[[Heading], AnswerShape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Accepted:
     request: ValidRequest
     generate: GenerateRequest
     model: ServedModel
+    heading: Heading
     shape: AnswerShape
 
     def usage(self, end: TextEnd) -> Usage:
@@ -69,21 +72,21 @@ class Accepted:
         )
 
 
-async def answer(http: web.Request, request: ValidRequest, shape_for: ShapeFor) -> web.StreamResponse:
+async def answer(http: web.Request, request: ValidRequest, endpoint: Endpoint) -> web.StreamResponse:
     """Serve `request`; errors are raised, also in the middle of a stream (`answer_errors` answers them)."""
     service, span = http.app[SERVICE], http[SPAN]
     with RequestRecord(service.metrics, http[ARRIVED_S]) as record:
         with span.stage(Stage.ADMIT):
             permit = service.admission.admit()
         with permit:
-            accepted = await _accept(http, service, request, shape_for)
+            accepted = await _accept(http, service, request, endpoint)
             record.model = accepted.model.card.model
             record.num_prompt_tokens = len(accepted.generate.prompt_ids)
             serve = _stream if request.streams else _whole
             return await serve(http, service, accepted, record)
 
 
-async def _accept(http: web.Request, service: Service, request: ValidRequest, shape_for: ShapeFor) -> Accepted:
+async def _accept(http: web.Request, service: Service, request: ValidRequest, endpoint: Endpoint) -> Accepted:
     model = await service.models.get(request.model)
     with http[SPAN].stage(Stage.TOKENIZE):
         prompt_ids = await encode_prompt(request.prompt, model, service.models)
@@ -98,7 +101,8 @@ async def _accept(http: web.Request, service: Service, request: ValidRequest, sh
         traceparent=http[SPAN].traceparent,
         tracestate=http[SPAN].tracestate,
     )
-    return Accepted(request, generate, model, shape_for(model))
+    heading = heading_of(http, endpoint.id_prefix, model, includes_usage=request.includes_usage)
+    return Accepted(request, generate, model, heading, endpoint.shape(heading))
 
 
 def _text_events(service: Service, accepted: Accepted, record: RequestRecord) -> AsyncGenerator[TextEvent, None]:
@@ -139,7 +143,7 @@ async def _stream(http: web.Request, service: Service, accepted: Accepted, recor
 
 def _note_end(http: web.Request, accepted: Accepted, record: RequestRecord, end: TextEnd) -> None:
     record.ended(end)
-    http[SPAN].answered(accepted.shape.id, accepted.model.card.model, end)
+    http[SPAN].answered(accepted.heading.id, accepted.model.card.model, end)
 
 
 async def _send_all(stream: EventStream, buffer: EventBuffer[TextEvent], accepted: Accepted) -> TextEnd:

@@ -1,15 +1,14 @@
 """`POST /v1/completions`."""
 
-import time
 from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
-from gateway.api.answers import answer
+from gateway.api.answers import Endpoint, answer
 from gateway.api.bodies import read_body
-from gateway.api.keys import REQUEST_ID
+from gateway.api.heading import Heading
 from gateway.engine import FinishReason
 from gateway.schemas.completions import TextChoice, TextCompletion
 from gateway.schemas.usage import Usage
@@ -20,13 +19,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape:
-    """Writes one text answer. `unused` stands for the usage of chunks that have none: null if the client asked."""
+    """Writes one text answer."""
 
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    unused: UnsetType | None
+    heading: Heading
 
     def opening(self) -> list[bytes]:
         """Return nothing: a text has no role."""
@@ -34,11 +29,11 @@ class CompletionShape:
 
     def delta(self, text: str) -> bytes:
         """Return the chunk of more text."""
-        return self._envelope((TextChoice(0, text),), self.unused)
+        return self._envelope((TextChoice(0, text),), self.heading.unused)
 
     def ending(self, reason: FinishReason) -> bytes:
         """Return the last chunk of the choice."""
-        return self._envelope((TextChoice(0, "", reason),), self.unused)
+        return self._envelope((TextChoice(0, "", reason),), self.heading.unused)
 
     def usage(self, usage: Usage) -> bytes:
         """Return the chunk that holds the usage."""
@@ -49,24 +44,14 @@ class CompletionShape:
         return self._envelope((TextChoice(0, text, reason),), usage)
 
     def _envelope(self, choices: tuple[TextChoice, ...], usage: Usage | UnsetType | None) -> bytes:
+        head = self.heading
         return _encode(
             TextCompletion(
-                self.id, "text_completion", self.created, self.model, choices, self.system_fingerprint, usage
+                head.id, "text_completion", head.created, head.model, choices, head.system_fingerprint, usage
             )
         )
 
 
 async def create_completion(http: web.Request) -> web.StreamResponse:
     """Continue a text."""
-    request = parse_completion(await read_body(http))
-    return await answer(
-        http,
-        request,
-        lambda model: CompletionShape(
-            id=f"cmpl-{http[REQUEST_ID]}",
-            created=int(time.time()),
-            model=model.card.model,
-            system_fingerprint=model.system_fingerprint,
-            unused=None if request.includes_usage else UNSET,
-        ),
-    )
+    return await answer(http, parse_completion(await read_body(http)), Endpoint("cmpl", CompletionShape))

@@ -16,7 +16,8 @@ from common.errors import IncompatiblePeer, InvalidSetting, PeerUnreachable
 from common.messages.ids import Epoch
 from common.rpc.channels import Channels
 from common.rpc.failures import peer_error
-from common.rpc.server import MAX_MESSAGE_BYTES, bind, make_server
+from common.rpc.options import MAX_MESSAGE_BYTES
+from common.rpc.server import bind, make_server
 from proto import worker_pb2, worker_pb2_grpc
 from tests.support.hostile_bytes import finish, hostile_payloads
 
