@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from common.errors import WorkerLost
 from tests.support.gateway_server import Gateway, chat_body, raw_request, running_gateway
 from tests.support.scripted_engine import ScriptedEngine, Silence, Stop
+from tests.support.span_exporter import span_exporter
 from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
 
 TOKENIZER = byte_level_tokenizer()
@@ -29,10 +29,7 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    return exporter
+    return span_exporter(monkeypatch)
 
 
 def by_name(spans: Sequence[ReadableSpan]) -> dict[str, ReadableSpan]:

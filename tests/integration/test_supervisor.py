@@ -18,6 +18,7 @@ from tandem.cluster.cluster import Cluster, Phase
 from tandem.cluster.identity import ProcessRef, is_running, ref_of, send_signal, wait_for_end
 from tandem.cluster.state import ClusterState, StateDir
 from tandem.cluster.supervisor import Supervisor
+from tests.support.polling import until
 
 DEADLINE_S = 20.0
 
@@ -62,9 +63,9 @@ class Watched:
     async def until_up(self, name: str, num_lives: int = 1) -> None:
         """Wait until the child has said for the `num_lives`th time that it is up."""
         log = self.folder / f"{name}.log"
-        async with asyncio.timeout(DEADLINE_S):
-            while not log.exists() or log.read_text().count("up\n") < num_lives:  # noqa: ASYNC110 - another process's file
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: log.exists() and log.read_text().count("up\n") >= num_lives, f"{name} says it is up", DEADLINE_S
+        )
 
     def pid(self, number: int = 0) -> int | None:
         return self.supervisor.children[number].pid

@@ -6,9 +6,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
@@ -41,6 +39,7 @@ from prefill_worker.core import Command, SpanReady
 from prefill_worker.holdings import Holding, Holdings
 from prefill_worker.witness import Witness as PrefillWitness
 from proto import worker_pb2 as pb
+from tests.support.span_exporter import span_exporter
 
 TRACE = "0123456789abcdef0123456789abcdef"
 PARENT = f"00-{TRACE}-0123456789abcdef-01"
@@ -59,10 +58,7 @@ PREFILL = WorkerRecord(
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    return exporter
+    return span_exporter(monkeypatch)
 
 
 def told(exporter: InMemorySpanExporter) -> list[tuple[str, str | None]]:

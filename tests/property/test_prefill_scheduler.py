@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.cache.pool import BlockPool
-from common.cache.prefix import HashChain, PrefixCache
+from common.cache.prefix import PrefixCache
 from common.errors import DoesNotFit
 from common.messages.ids import BlockId, PlacementNumber, RequestId
 from common.messages.sampling import SamplingParams
@@ -190,11 +190,7 @@ class PrefillMachine(RuleBasedStateMachine):
             self._verify_cached(chunk.sequence)
 
     def _verify_cached(self, sequence: Sequence) -> None:
-        """Whatever a newcomer with the same tokens would hit is complete and right."""
-        found = self.prefix.match(sequence.token_ids, HashChain(sequence.cache_salt), sequence.num_tokens)
-        span = range(len(found) * BLOCK_SIZE)
-        self.content.verify(sequence.token_ids, sequence.cache_salt, found, span)
-        self.pool.release(found)
+        self.content.verify_hits(self.prefix, sequence.token_ids, sequence.cache_salt)
 
     def _hear(self, progress: Progress, result: StepResult) -> None:
         prompt = self.prompts[progress.key]

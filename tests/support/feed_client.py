@@ -20,7 +20,7 @@ from common.rpc.channels import Channels
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import WorkerStub
 from tests.support.broker_records import MODEL
-from tests.support.eventually import eventually
+from tests.support.polling import until
 
 if TYPE_CHECKING:
     from proto.worker_pb2_grpc import WorkerAsyncStub
@@ -74,7 +74,7 @@ class FeedClient:
     async def follow(self, record: WorkerRecord) -> None:
         """Connect the feed of a worker."""
         self._tasks.append(asyncio.create_task(self._read(record)))
-        await eventually(lambda: record.worker in self._connected, f"{record.worker} feeds us")
+        await until(lambda: record.worker in self._connected, f"{record.worker} feeds us")
 
     async def place(self, job: Job, record: WorkerRecord) -> None:
         """Put a job into the stream of a worker, or let it wait for room there."""
@@ -92,7 +92,7 @@ class FeedClient:
     async def answer(self, request: str, placement: int = 1, deadline_s: float = 5.0) -> Answer:
         """Wait for the terminal event of a placement; fail unless every token came once, in order, rightly chained."""
         events = self.events[request, placement]
-        await eventually(lambda: any(_is_terminal(event) for event in events), f"{request} is over", deadline_s)
+        await until(lambda: any(_is_terminal(event) for event in events), f"{request} is over", deadline_s)
         assert [_is_terminal(event) for event in events].count(True) == 1
         own = [event for event in events if not event.tokens.is_early]
         assert _is_terminal(own[-1]), "something came after the terminal event"

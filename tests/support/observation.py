@@ -1,6 +1,5 @@
 """Looks at a running cluster as `tandem status` does, without starting a process for every look."""
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ from common.broker.overview import Observer, Overview
 from common.messages.registry import Role, WorkerState
 from tandem.cluster.state import StateDir
 from tests.support.cluster import Cluster
+from tests.support.polling import until
 
 LOOK_S = 0.02
 
@@ -33,10 +33,14 @@ class Observation:
     async def until(self, condition: Callable[[Overview], bool], deadline_s: float, what: str) -> float:
         """Wait until `condition` holds; return how long it took, fail after `deadline_s`."""
         started = time.monotonic()
-        while not condition(overview := await self.overview()):
-            if time.monotonic() - started > deadline_s:
-                raise AssertionError(f"not within {deadline_s} s: {what}; last seen: {overview}")
-            await asyncio.sleep(LOOK_S)
+        overview: Overview | None = None
+
+        async def holds() -> bool:
+            nonlocal overview
+            overview = await self.overview()
+            return condition(overview)
+
+        await until(holds, lambda: f"{what}; last seen: {overview}", deadline_s, look_s=LOOK_S)
         return time.monotonic() - started
 
     async def until_idle(self, deadline_s: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from common.cache.pool import BlockPool
+from common.cache.prefix import HashChain, PrefixCache
 from common.messages.chain import EMPTY_CHAIN, extend_chain
 from common.messages.ids import BlockId
 
@@ -49,6 +50,12 @@ class PagedContent:
             generation, tag = self._slots[slot]
             assert generation == self._pool.generation(slot[0]), f"block {slot[0]} was given away"
             assert tag == known[position], f"position {position} holds another prefix"
+
+    def verify_hits(self, prefix: PrefixCache, token_ids: Sequence[int], salt: str) -> None:
+        """Fail unless whatever a newcomer with these tokens would hit is complete and right."""
+        hit = prefix.match(token_ids, HashChain(salt), len(token_ids))
+        self.verify(token_ids, salt, hit, range(len(hit) * self._block_size))
+        self._pool.release(hit)
 
     def blocks(self, block_ids: Sequence[BlockId], span: range) -> frozenset[BlockId]:
         """Return the blocks that hold the positions of `span`."""

@@ -11,6 +11,7 @@ from common.broker.backoff import backoff
 from common.broker.connection import RedisConnection
 from common.errors import BrokerUnavailable
 from tests.support.broker_harness import LONG_S
+from tests.support.polling import until
 from tests.support.redis_server import RedisServer
 
 T = TypeVar("T")
@@ -39,6 +40,8 @@ async def persistently(attempt: Callable[[], Awaitable[T]]) -> T:
 
 async def blocked(connection: RedisConnection, num_clients: int = 1) -> None:
     """Return when so many clients wait in blocking reads."""
-    async with asyncio.timeout(LONG_S):
-        while f"blocked_clients:{num_clients}".encode() not in await connection.call("INFO", "clients"):
-            pass  # each look is a round trip
+
+    async def holds() -> bool:
+        return f"blocked_clients:{num_clients}".encode() in await connection.call("INFO", "clients")
+
+    await until(holds, f"{num_clients} blocked clients", LONG_S)

@@ -8,6 +8,12 @@ from common.errors import Draining, Overloaded
 from gateway.admission import Admission
 
 
+async def hold(admission: Admission) -> None:
+    """Keep a permit until cancelled."""
+    with admission.admit():
+        await asyncio.Event().wait()
+
+
 async def test_the_bound_and_its_release() -> None:
     admission = Admission(1)
     with admission.admit():
@@ -67,12 +73,7 @@ async def test_b109_running_requests_may_end_before_the_limit() -> None:
 
 async def test_b109_at_the_limit_the_rest_is_cut() -> None:
     admission = Admission(2)
-
-    async def request() -> None:
-        with admission.admit():
-            await asyncio.Event().wait()
-
-    running = asyncio.create_task(request())
+    running = asyncio.create_task(hold(admission))
     await asyncio.sleep(0)
     assert not await admission.drain(0.01)
     with pytest.raises(Draining):
@@ -82,12 +83,7 @@ async def test_b109_at_the_limit_the_rest_is_cut() -> None:
 
 async def test_a_cancel_from_outside_stays_a_cancel() -> None:
     admission = Admission(2)
-
-    async def request() -> None:
-        with admission.admit():
-            await asyncio.Event().wait()
-
-    running = asyncio.create_task(request())
+    running = asyncio.create_task(hold(admission))
     await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

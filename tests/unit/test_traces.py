@@ -4,18 +4,17 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from common.telemetry import traces
 from common.telemetry.traces import Attribute, Stage, end_span, extract, inject, inject_state, record_span, start_span
+from tests.support.span_exporter import span_exporter
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -34,13 +33,8 @@ MALFORMED = [
 
 
 @pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(traces, "_tracer", lambda: provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    return span_exporter(monkeypatch)
 
 
 def hex_trace(span: ReadableSpan) -> str:
