@@ -257,7 +257,7 @@ class Failed(_message.Message):
     IS_RETRYABLE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
     code: _builtins.str
-    """"stale", "worker_draining", "invalid_logits", "too_long", "internal" """
+    """Retryable: "stale", "preempted", "worker_draining". Final: "invalid_request", "too_long", "invalid_logits"."""
     is_retryable: _builtins.bool
     """another placement may succeed"""
     def __init__(
@@ -491,7 +491,7 @@ class CommitRequest(_message.Message):
     token: _builtins.int
     num_cached_tokens: _builtins.int
     failure: _builtins.str
-    """not empty: the prefill failed for this reason (code as in Failed)"""
+    """not empty: the prefill failed: "invalid_logits", or a text why the prompt does not fit"""
     traceparent: _builtins.str
     """of the prefill's span, which the transfer's links to"""
     @_builtins.property
