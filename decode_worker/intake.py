@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 READ_BLOCK_S = 1.0
 RETRY_S = 0.5
 PROMPT_TIMEOUT_S = 5.0
-"""A gateway that does not send the promised prompt in this time has given the placement up."""
+"""A gateway that does not send the promised prompt in this time has given the placement up, or lost the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,12 @@ class Intake:
 
     def _await_prompt(self, live: Live) -> None:
         loop = asyncio.get_running_loop()
-        live.prompt_timer = loop.call_later(PROMPT_TIMEOUT_S, self.close, live.key)
+        live.prompt_timer = loop.call_later(PROMPT_TIMEOUT_S, self._miss_prompt, live)
         self._emitter.accepted(live, needs_prompt=True)
+
+    def _miss_prompt(self, live: Live) -> None:
+        self._emitter.failed(live, "stale", "the prompt did not come in time", is_retryable=True)
+        self.close(live.key)
 
     def _start(self, live: Live, prompt: bytes) -> None:
         job = live.job
@@ -154,6 +158,8 @@ class Intake:
             return f"{live.job.num_prompt_tokens} prompt tokens were announced, {len(ids)} came"
         if len(ids) + len(shown) >= self._limits.max_context:
             return f"{len(ids) + len(shown)} tokens leave no room in a context of {self._limits.max_context}"
+        if len(shown) >= live.job.sampling.max_tokens:
+            return f"all {live.job.sampling.max_tokens} tokens were generated before: nothing is left to generate"
         outside = [token for token in (*ids, *shown, *live.job.sampling.stop_ids) if token >= self._limits.vocab_size]
         if outside:
             return f"token id {outside[0]} is outside the vocabulary of {self._limits.vocab_size}"

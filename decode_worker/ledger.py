@@ -77,13 +77,14 @@ class Ledger:
         return live if live is not None and live.job.placement == key.placement else None
 
     def close(self, key: SequenceKey) -> Live | None:
-        """End a placement; None if it was not live."""
+        """End a placement, for good: its job may be delivered again, but not run again. None if it was not live."""
         live = self.get(key)
         if live is None:
             return None
         if live.prompt_timer is not None:
             live.prompt_timer.cancel()
         del self._live[key.request]
+        self.bury(key.request, key.placement)
         self._on_closed(live)
         return live
 

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import grpc
-
+from common.errors import PeerError
 from common.messages.ids import Epoch, TryNumber, WorkerId
 from common.messages.registry import WorkerRecord
 from common.rpc.channels import Channels
+from common.rpc.failures import reply_from
 from common.scheduling.sequence import SequenceKey
 from decode_worker.reception import Attempt
 from proto import worker_pb2 as pb
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RPC_TIMEOUT_S = 1.0
+
+GIVE_UP_SHARE = 0.75
+"""Part of a lease without an answer after which we give up. Its holder waits for the whole of it, so we are first."""
 
 
 def binding(key: SequenceKey, number: TryNumber) -> pb.Binding:
@@ -45,12 +48,12 @@ class Releases:
     def __init__(self, channels: Channels, epoch: Epoch) -> None:
         self._channels = channels
         self._epoch = epoch
-        self._pending: dict[WorkerId, tuple[WorkerRecord, list[pb.Binding]]] = {}
+        self._pending: dict[Epoch, tuple[WorkerRecord, list[pb.Binding]]] = {}
         self._wakeup = asyncio.Event()
 
     def add(self, source: WorkerRecord, key: SequenceKey, number: TryNumber) -> None:
         """Queue the end of one binding."""
-        self._pending.setdefault(source.worker, (source, []))[1].append(binding(key, number))
+        self._pending.setdefault(source.epoch, (source, []))[1].append(binding(key, number))
         self._wakeup.set()
 
     async def run(self) -> None:
@@ -67,10 +70,11 @@ class Releases:
 
     async def _send(self, record: WorkerRecord, bindings: list[pb.Binding]) -> None:
         request = pb.ReleaseRequest(bindings=bindings, epoch=self._epoch)
+        call = stub_for(self._channels, record).Release(request, timeout=RPC_TIMEOUT_S)
         try:
-            await stub_for(self._channels, record).Release(request, timeout=RPC_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            logger.info("release not delivered to %s: %s", record.worker, error.code().name)
+            await reply_from(record.worker, call)
+        except PeerError as error:
+            logger.info("release not delivered to %s", error)
 
 
 class Leases:
@@ -98,11 +102,11 @@ class Leases:
 
     async def renew(self) -> None:
         """Renew every bound attempt once."""
-        by_worker: dict[WorkerId, list[tuple[SequenceKey, Attempt]]] = defaultdict(list)
+        by_epoch: dict[Epoch, list[tuple[SequenceKey, Attempt]]] = defaultdict(list)
         for key, attempt in self._attempts():
             if attempt.source is not None:
-                by_worker[attempt.source.worker].append((key, attempt))
-        await asyncio.gather(*(self._renew(held) for held in by_worker.values()))
+                by_epoch[attempt.source.epoch].append((key, attempt))
+        await asyncio.gather(*(self._renew(held) for held in by_epoch.values()))
 
     async def _renew(self, held: list[tuple[SequenceKey, Attempt]]) -> None:
         source = held[0][1].source
@@ -110,10 +114,11 @@ class Leases:
         sent_at = time.monotonic()  # the holder counts from sending, the grantor from receipt: we give up first
         bindings = [binding(key, attempt.number) for key, attempt in held]
         request = pb.RenewRequest(worker=self._worker, epoch=self._epoch, bindings=bindings)
+        call = stub_for(self._channels, source).Renew(request, timeout=self._patience_s(held, sent_at))
         try:
-            reply = await stub_for(self._channels, source).Renew(request, timeout=RPC_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            self._expire(held, sent_at)
+            reply = await reply_from(source.worker, call)
+        except PeerError:
+            self._expire(held)
             return
         unknown = {(b.request, b.placement, b.try_number) for b in reply.unknown}
         for key, attempt in held:
@@ -122,7 +127,13 @@ class Leases:
             else:
                 attempt.renewed_at = sent_at
 
-    def _expire(self, held: list[tuple[SequenceKey, Attempt]], now: float) -> None:
+    def _patience_s(self, held: list[tuple[SequenceKey, Attempt]], now: float) -> float:
+        """Return how long to wait for an answer: not much longer than until the first of these is given up."""
+        left_s = min(attempt.renewed_at for _, attempt in held) + self._lease_s * GIVE_UP_SHARE - now
+        return min(RPC_TIMEOUT_S, max(left_s, self._lease_s / 24))
+
+    def _expire(self, held: list[tuple[SequenceKey, Attempt]]) -> None:
+        now = time.monotonic()
         for _, attempt in held:
-            if now - attempt.renewed_at > self._lease_s * 0.75:
+            if now - attempt.renewed_at >= self._lease_s * GIVE_UP_SHARE:
                 attempt.lose("the prefill worker does not answer")

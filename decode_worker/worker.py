@@ -77,8 +77,7 @@ class DecodeWorker:
         try:
             await edge.register()
             await edge.load_model(self._core(), self._take)
-            intake = asyncio.create_task(self._intake.run(edge.worker, foundation.epoch))
-            intake.add_done_callback(self._end_if_failed)
+            intake = edge.spawn(self._intake.run(edge.worker, foundation.epoch), "intake")
             edge.spawn(self._releases.run(), "releases")
             edge.spawn(self._leases.run(), "leases")
             code = await edge.serve(signals, lambda: not len(self._ledger))
@@ -86,6 +85,8 @@ class DecodeWorker:
             self._hand_back()
             return code
         finally:
+            await self._receiver.close()
+            await self._releases.flush()
             await edge.leave()
             await self._puller.close()
 
@@ -139,10 +140,6 @@ class DecodeWorker:
 
     def _lose_gateway(self, gateway: GatewayId) -> None:
         self._intake.cancel_gateway(gateway)
-
-    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._edge.crashed.set_result(task.exception() or RuntimeError("intake ended"))
 
 
 async def run(settings: WorkerSettings) -> int:

@@ -7,11 +7,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-import grpc
-
+from common.errors import PeerError
 from common.messages.chain import chain_of
 from common.messages.ids import Epoch
 from common.rpc.channels import Channels
+from common.rpc.failures import reply_from
 from common.runtime.feeds import FeedHub
 from common.telemetry.logs import request_id
 from prefill_worker.core import SpanReady
@@ -55,22 +55,26 @@ class Announcer:
         """Pass on what the engine finished; a binding that is over is ignored."""
         holding = self._holdings.get(span.key)
         if holding is not None:
+            holding.is_computed = _is_last(span)
             holding.spans.put_nowait(span)
 
     async def _follow(self, holding: Holding) -> None:
         request_id.set(holding.task.request)
         stub = DecodeStub(self._channels.channel(holding.author.address, holding.author.epoch))
-        is_done = False
+        is_committed = False
         try:
-            while not is_done:
+            while not is_committed:
                 span = await holding.spans.get()
-                is_done = span.token is not None or span.failure is not None
                 if await self._tell(stub, holding, span) != pb.VERDICT_GO:
-                    self._holdings.end(holding.key)
                     return
-        except grpc.aio.AioRpcError as error:
-            logger.warning("lost %s while announcing: %s", holding.author.worker, error.code().name)
-            self._holdings.end(holding.key)
+                is_committed = _is_last(span)
+        except PeerError as error:
+            logger.warning("lost while announcing: %s", error)
+        except Exception:  # root of a task
+            logger.exception("announcing failed")
+        finally:
+            if not is_committed:  # its author would wait for the rest as long as we let it renew the lease
+                self._holdings.end(holding.key)
 
     async def _tell(self, stub: "DecodeAsyncStub", holding: Holding, span: SpanReady) -> "pb.Verdict.ValueType":
         if span.failure is not None:
@@ -89,7 +93,8 @@ class Announcer:
         ]
         if pages:
             request = pb.AnnounceRequest(binding=holding.binding, epoch=self._epoch, pages=pages)
-            verdict = (await stub.Announce(request, timeout=RPC_TIMEOUT_S)).verdict
+            call = stub.Announce(request, timeout=RPC_TIMEOUT_S)
+            verdict = (await reply_from(holding.author.worker, call)).verdict
         if verdict == pb.VERDICT_GO and span.token is not None:
             commit = pb.CommitRequest(token=span.token, num_cached_tokens=span.num_cached, traceparent=traceparent)
             verdict = await self._commit(stub, holding, commit)
@@ -100,7 +105,8 @@ class Announcer:
     ) -> "pb.Verdict.ValueType":
         commit.binding.CopyFrom(holding.binding)
         commit.epoch = self._epoch
-        return (await stub.Commit(commit, timeout=RPC_TIMEOUT_S)).verdict
+        call = stub.Commit(commit, timeout=RPC_TIMEOUT_S)
+        return (await reply_from(holding.author.worker, call)).verdict
 
     def _send_early_copy(self, holding: Holding, token: int, num_cached: int) -> None:
         """Send the token ahead; like its author, count what either side had cached."""
@@ -115,3 +121,7 @@ class Announcer:
         )
         event = pb.FeedEvent(request=task.request, placement=task.placement, tokens=tokens)
         self._feeds.push(task.gateway, event)
+
+
+def _is_last(span: SpanReady) -> bool:
+    return span.token is not None or span.failure is not None

@@ -4,9 +4,10 @@ Owned by the event loop. `end` is the only way out: pulled, superseded, cancelle
 """
 
 import asyncio
+import contextlib
 import enum
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from common.messages.ids import EntryId
@@ -30,7 +31,7 @@ class Outcome(enum.StrEnum):
 class Holding:
     """One binding. `wanted` are the block indices that the decode worker lacks, `shown` the generated ids that the
     client has already; `spans` feeds the announcer. It is cancelled unless something else is known about its end;
-    `is_recorded` once the span of its prefill is."""
+    `is_recorded` once the span of its prefill is, `is_computed` once the engine is done with it."""
 
     task: PrefillTask
     entry: EntryId
@@ -44,6 +45,7 @@ class Holding:
     follower: asyncio.Task[None] | None = None
     outcome: Outcome = Outcome.CANCELLED
     is_recorded: bool = False
+    is_computed: bool = False
 
     @property
     def key(self) -> SequenceKey:
@@ -68,14 +70,32 @@ class Holdings:
         self._submit = submit
         self._on_ended = on_ended
         self._held: dict[SequenceKey, Holding] = {}
+        self._binding: set[SequenceKey] = set()
 
     def __len__(self) -> int:
         """Return the number of bindings."""
         return len(self._held)
 
-    def add(self, holding: Holding) -> None:
-        """Hold a new binding."""
+    @property
+    def num_computing(self) -> int:
+        """Bindings that keep the engine busy, those included that it has not taken up yet."""
+        return sum(not holding.is_computed for holding in self._held.values())
+
+    @contextlib.contextmanager
+    def binding(self, key: SequenceKey) -> Iterator[None]:
+        """Count a binding as held while its author is asked: what the author says about it may overtake the answer."""
+        self._binding.add(key)
+        try:
+            yield
+        finally:
+            self._binding.discard(key)
+
+    def add(self, holding: Holding) -> bool:
+        """Hold a binding that is being made; False if its author has ended it already."""
+        if holding.key not in self._binding:
+            return False
         self._held[holding.key] = holding
+        return True
 
     def get(self, key: SequenceKey) -> Holding | None:
         """Return the binding of a sequence."""
@@ -85,15 +105,17 @@ class Holdings:
         """Extend the leases of these bindings; return those that are not held."""
         unknown = []
         for binding in bindings:
-            holding = self._held.get(key_of(binding))
-            if holding is None:
-                unknown.append(binding)
-            else:
+            key = key_of(binding)
+            holding = self._held.get(key)
+            if holding is not None:
                 holding.expires_at = time.monotonic() + holding.lease_s
+            elif key not in self._binding:
+                unknown.append(binding)
         return unknown
 
     def end(self, key: SequenceKey) -> None:
         """Let go of a binding: stop its announcer, cancel its computation, release its pages. Idempotent."""
+        self._binding.discard(key)
         holding = self._held.pop(key, None)
         if holding is None:
             return

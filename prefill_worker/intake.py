@@ -10,16 +10,15 @@ import logging
 import time
 from collections.abc import Callable
 
-import grpc
-
 from common.broker.protocols import Delivery, TaskQueue
-from common.errors import BrokerUnavailable, MalformedRecord
+from common.errors import BrokerUnavailable, MalformedRecord, PeerError
 from common.messages.codec import unpack_ids
 from common.messages.ids import Epoch, Fingerprint, WorkerId
 from common.messages.registry import WorkerRecord
 from common.rpc.channels import Channels
+from common.rpc.failures import reply_from
 from common.runtime.peers import Peers
-from common.scheduling.sequence import Sequence
+from common.scheduling.sequence import Sequence, SequenceKey
 from prefill_worker.core import Admit, Command
 from prefill_worker.holdings import Holding, Holdings
 from proto import worker_pb2 as pb
@@ -91,16 +90,22 @@ class Intake:
                 logger.warning("cannot look for orphaned tasks: %s", error)
 
     async def take(self, delivery: Delivery) -> None:
-        """Bind one claimed task and start its prefill; an orphan is deleted."""
+        """Bind one claimed task and start its prefill; an orphan is deleted, a task that was claimed before is not ours
+        to bind again."""
+        task = delivery.task
+        key = SequenceKey(task.request, task.placement, task.try_number)
+        if self._holdings.get(key) is not None:
+            return
         author = await self._author(delivery)
         if author is None:
-            details = {"request_id": delivery.task.request}
+            details = {"request_id": task.request}
             logger.info("deleting the task of a decode worker that is gone", extra=details)
             await self._tasks.delete(delivery.entry)
             return
-        reply = await self._bind(delivery, author)
-        if reply is not None and reply.verdict == pb.VERDICT_GO:
-            self._start(delivery, author, reply)
+        with self._holdings.binding(key):
+            reply = await self._bind(delivery, author)
+            if reply is not None and reply.verdict == pb.VERDICT_GO:
+                self._start(delivery, author, reply)
 
     async def _wait_for_room(self) -> None:
         while not self._has_room():
@@ -125,10 +130,9 @@ class Intake:
         )
         stub = DecodeStub(self._channels.channel(author.address, author.epoch))
         try:
-            return await stub.Bind(request, timeout=BIND_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:  # its author times out and publishes it again, or is gone
-            details = {"request_id": task.request}
-            logger.warning("cannot bind at %s: %s", author.worker, error.details(), extra=details)
+            return await reply_from(author.worker, stub.Bind(request, timeout=BIND_TIMEOUT_S))
+        except PeerError as error:  # its author times out and publishes it again, or is gone
+            logger.warning("cannot bind at %s", error, extra={"request_id": task.request})
             return None
 
     def _start(self, delivery: Delivery, author: WorkerRecord, reply: pb.BindReply) -> None:
@@ -142,7 +146,8 @@ class Intake:
         expires_at = time.monotonic() + reply.lease_s
         shown = tuple(ids[task.num_prompt_tokens :])
         holding = Holding(task, delivery.entry, author, wanted, shown, reply.lease_s, expires_at)
-        self._holdings.add(holding)
+        if not self._holdings.add(holding):
+            return
         self._follow(holding)
         arrival = next(self._arrivals)
         sequence = Sequence(

@@ -15,7 +15,7 @@ from common.runtime.servicer import GatewayServicer
 from common.settings.worker import WorkerSettings
 from prefill_worker.announcer import Announcer
 from prefill_worker.core import Command, PrefillCore, SpanReady
-from prefill_worker.holdings import Holdings
+from prefill_worker.holdings import Holding, Holdings
 from prefill_worker.intake import Intake
 from prefill_worker.scheduler import PrefillScheduler
 from prefill_worker.servicer import LeaseServicer, PrefillDesk
@@ -37,10 +37,10 @@ class PrefillWorker:
         self._settings = settings
         self._edge: WorkerEdge[Command, SpanReady] = WorkerEdge(settings, Role.PREFILL, foundation, self._lose_gateway)
         edge = self._edge
-        witness = Witness(edge.worker, edge.metrics)
-        self._holdings = Holdings(edge.submit, witness.ended)
+        self._witness = Witness(edge.worker, edge.metrics)
+        self._holdings = Holdings(edge.submit, self._note_ended)
         self._announcer = Announcer(
-            foundation.epoch, edge.channels, edge.feeds, self._holdings, witness, settings.block_size
+            foundation.epoch, edge.channels, edge.feeds, self._holdings, self._witness, settings.block_size
         )
         self._intake = Intake(
             edge.worker,
@@ -87,7 +87,8 @@ class PrefillWorker:
     def _has_room(self) -> bool:
         load = self._edge.load
         is_open = self._edge.health is WorkerHealth.READY
-        return is_open and load.num_waiting == 0 and load.num_running < MAX_RUNNING
+        # Counted by bindings: the engine's load does not know yet what was claimed while a step runs.
+        return is_open and load.num_waiting == 0 and self._holdings.num_computing < MAX_RUNNING
 
     async def _reap(self) -> None:
         while True:
@@ -96,6 +97,10 @@ class PrefillWorker:
                 logger.warning(
                     "lease over: %s let go", holding.author.worker, extra={"request_id": holding.task.request}
                 )
+
+    def _note_ended(self, holding: Holding) -> None:
+        self._witness.ended(holding)
+        self._intake.touch()
 
     def _lose_gateway(self, gateway: GatewayId) -> None:
         """Nothing is held for gateways: the decode workers cancel what theirs had asked for."""

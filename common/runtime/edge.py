@@ -122,10 +122,14 @@ class WorkerEdge(Generic[CommandT, EventT]):
         self.engine = EngineThread(core, ModelRunner(model, pages, foundation.layout.block_size))
 
         def take_report(report: StepReport[EventT]) -> None:
-            for event in report.events:
-                on_event(event)
-            if self._note(report):
-                on_load()
+            try:
+                for event in report.events:
+                    on_event(event)
+                if self._note(report):
+                    on_load()
+            except Exception as error:  # root of a callback: the events behind this one would be lost in silence
+                logger.exception("an event of the engine could not be handled")
+                self._note_crash(error)
 
         self.engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
         self.health = WorkerHealth.READY
@@ -141,11 +145,12 @@ class WorkerEdge(Generic[CommandT, EventT]):
         if self._heart is not None:
             self._heart.touch()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a loop of the worker until it leaves; one that fails ends the worker."""
         task = asyncio.create_task(work, name=name)
         self._tasks.append(task)
         task.add_done_callback(self._note_end)
+        return task
 
     async def serve(self, signals: StopSignals, is_idle: Callable[[], bool]) -> int:
         """Work until a signal, then drain: no new work, running work finished. Returns the exit code."""

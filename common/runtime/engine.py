@@ -63,7 +63,7 @@ class Core(Protocol[_CommandT_contra, _EventT_co]):
         """Decide the next step; empty when there is nothing to compute."""
 
     def settle(self, plan: StepPlan, result: StepResult) -> Iterable[_EventT_co]:
-        """Take in what a step computed."""
+        """Take in what a step computed; called for an empty plan, too."""
 
     def load(self, num_steps: int) -> EngineLoad:
         """Return how full the engine is."""
@@ -74,6 +74,9 @@ class Runner(Protocol):
 
     def run(self, plan: StepPlan) -> StepResult:
         """Return the sampled tokens."""
+
+
+_NOTHING = StepResult(tokens={})
 
 
 class EngineThread(Generic[CommandT, EventT]):
@@ -122,14 +125,18 @@ class EngineThread(Generic[CommandT, EventT]):
     def _work(self, report: Callable[[StepReport[EventT]], None]) -> None:
         is_idle = True
         report(StepReport((), self._core.load(0)))
-        while not self._is_stopping:
+        while True:
             events = self._obey(wait=is_idle)
+            if self._is_stopping:
+                return
             plan, planned = self._core.plan()
             events.extend(planned)
-            is_idle = not plan
-            if is_idle:
-                report(StepReport(tuple(events), self._core.load(self._num_steps)))
+            if not plan:
+                settled = list(self._core.settle(plan, _NOTHING))
+                is_idle = not settled  # what has failed in planning may have made room
+                report(StepReport((*events, *settled), self._core.load(self._num_steps)))
                 continue
+            is_idle = False
             if events:  # the edge may act on them while the step runs
                 report(StepReport(tuple(events), self._core.load(self._num_steps)))
             report(self._step(plan))

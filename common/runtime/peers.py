@@ -5,6 +5,7 @@ Addresses of peers come from here only, never from a task or a message.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from common.broker.protocols import Registry
 from common.errors import BrokerUnavailable
@@ -23,6 +24,7 @@ class Peers:
         self._registry = registry
         self._fingerprint = fingerprint
         self._states: dict[WorkerId, WorkerState] = {}
+        self._refused: set[Epoch] = set()
 
     async def watch(self) -> None:
         """Refresh until cancelled."""
@@ -37,6 +39,7 @@ class Peers:
         """Read the registry now."""
         states = await self._registry.workers()
         self._states = {state.record.worker: state for state in states if self._is_compatible(state.record)}
+        self._refuse([state.record for state in states if not self._is_compatible(state.record)])
 
     def find(self, worker: WorkerId, epoch: Epoch) -> WorkerRecord | None:
         """Return that incarnation, or None if it is not registered."""
@@ -52,8 +55,16 @@ class Peers:
         ]
 
     def _is_compatible(self, record: WorkerRecord) -> bool:
-        if record.fingerprint == self._fingerprint:
-            return True
-        if record.worker not in self._states:
-            logger.debug("not pairing with %s: its fingerprint differs", record.worker)
-        return False
+        return record.fingerprint == self._fingerprint
+
+    def _refuse(self, records: Iterable[WorkerRecord]) -> None:
+        """Say once for each incarnation why it gets and gives no work here."""
+        refused = {record.epoch: record for record in records}
+        for epoch in refused.keys() - self._refused:
+            logger.warning(
+                "not pairing with %s: fingerprint %s is not our %s (model files, KV geometry or protocol differ)",
+                refused[epoch].worker,
+                refused[epoch].fingerprint,
+                self._fingerprint,
+            )
+        self._refused = set(refused)

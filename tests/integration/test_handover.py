@@ -11,8 +11,8 @@ import pytest
 from common.transfer.protocols import PageCopy
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
-from tests.support.eventually import eventually
 from tests.support.feed_client import Answer, FeedClient, make_job
+from tests.support.polling import until
 from tests.support.tagged_pages import BLOCK_SIZE, answer
 from tests.support.worker_fabric import Fabric, Node, puller, running_fabric
 
@@ -54,9 +54,9 @@ async def test_pages_are_moved_while_the_next_chunk_computes(pair: Pair) -> None
     copied = puller(decode).copied
     for _ in range(3):
         num_copied = len(copied)
-        await eventually(lambda: prefill.valve.is_holding, "the next chunk is about to be computed")
+        await until(lambda: prefill.valve.is_holding, "the next chunk is about to be computed")
         prefill.valve.let(1)
-        await eventually(partial(_has, copied, num_copied + 2), "both pages of that chunk are pulled")
+        await until(partial(_has, copied, num_copied + 2), "both pages of that chunk are pulled")
     assert not client.early_tokens("r")
     prefill.valve.open()
     assert (await client.answer("r")).tokens == answer(PROMPT, 5)
@@ -117,7 +117,7 @@ async def test_b051_one_token_is_wanted(pair: Pair) -> None:
     decode, prefill, client = pair
     prefill.valve.close()
     await client.place(make_job("r", PROMPT, max_tokens=1), decode.record)
-    await eventually(lambda: prefill.valve.is_holding, "the prompt is being computed")
+    await until(lambda: prefill.valve.is_holding, "the prompt is being computed")
     assert decode.edge.load.blocks_free == decode.edge.load.blocks_total  # no reservation for a single token
     prefill.valve.open()
     assert await client.answer("r") == Answer(answer(PROMPT, 1), "length")
@@ -131,7 +131,7 @@ async def test_b051_the_first_token_is_a_stop_token(pair: Pair) -> None:
     (first,) = answer(PROMPT, 1)
     puller(decode).gate.clear()  # nothing of what is pulled so far is needed any more
     await client.place(make_job("r", PROMPT, stop_ids=(first,)), decode.record)
-    await eventually(lambda: client.early_tokens("r"), "the first token is sampled")
+    await until(lambda: client.early_tokens("r"), "the first token is sampled")
     puller(decode).gate.set()
     assert await client.answer("r") == Answer([first], "stop")
     assert not decode.valve.spans
@@ -153,7 +153,7 @@ async def test_two_prefill_workers_share_the_tasks(fabric: Fabric) -> None:
     two.valve.close()
     for number in range(12):
         await client.place(make_job(str(number), [number, *PROMPT]), decode.record)
-    await eventually(lambda: one.valve.is_holding and two.valve.is_holding, "both have work")
+    await until(lambda: one.valve.is_holding and two.valve.is_holding, "both have work")
     one.valve.open()
     two.valve.open()
     for number in range(12):

@@ -7,8 +7,8 @@ import pytest
 from decode_worker.ledger import Live
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
-from tests.support.eventually import eventually, turns
 from tests.support.feed_client import FeedClient, make_job
+from tests.support.polling import turns, until
 from tests.support.scripted_prefill import ScriptedPrefill, binding_of
 from tests.support.tagged_pages import answer
 from tests.support.worker_fabric import GRACE_S, SECRET, Fabric, Node, puller, running_fabric
@@ -40,9 +40,7 @@ async def scripted(fabric: Fabric) -> AsyncIterator[Scripted]:
     await prefill.start()
     decode = await fabric.decode()
     client = await fabric.client(decode.record)
-    await eventually(
-        lambda: decode.edge.peers.find(prefill.record.worker, prefill.record.epoch), "they know each other"
-    )
+    await until(lambda: decode.edge.peers.find(prefill.record.worker, prefill.record.epoch), "they know each other")
     yield decode, prefill, client
     await fabric.until_idle()
     await prefill.stop()
@@ -51,7 +49,7 @@ async def scripted(fabric: Fabric) -> AsyncIterator[Scripted]:
 async def test_while_nobody_has_bound_it(fabric: Fabric, scripted: Scripted) -> None:
     decode, _, client = scripted
     await client.place(make_job("r", PROMPT), decode.record)
-    await eventually(lambda: decode.edge.load.num_reserved, "reserved")
+    await until(lambda: decode.edge.load.num_reserved, "reserved")
     assert decode.edge.load.blocks_total - decode.edge.load.blocks_free == NUM_BLOCKS
     await client.cancel(decode.record, "r")
     await fabric.until_idle()
@@ -70,7 +68,7 @@ async def test_in_the_moment_in_which_its_pages_are_reserved(
 
     monkeypatch.setattr(receiver, "begin", begin_and_cancel)
     await client.place(make_job("r", PROMPT), decode.record)
-    await eventually(lambda: decode.edge.load.absorbed is not None, "the job has arrived")
+    await until(lambda: decode.edge.load.absorbed is not None, "the job has arrived")
     await fabric.until_idle()
 
 
@@ -78,11 +76,11 @@ async def test_b049_while_it_is_computed(pair: Pair, fabric: Fabric) -> None:
     decode, prefill, client = pair
     prefill.valve.close()
     await client.place(make_job("r", PROMPT), decode.record)
-    await eventually(lambda: prefill.valve.is_holding, "the first chunk is about to be computed")
+    await until(lambda: prefill.valve.is_holding, "the first chunk is about to be computed")
     prefill.valve.let(1)
-    await eventually(lambda: prefill.valve.computed("r") and prefill.valve.is_holding, "so is the second one")
+    await until(lambda: prefill.valve.computed("r") and prefill.valve.is_holding, "so is the second one")
     await client.cancel(decode.record, "r")
-    await eventually(lambda: not len(prefill.worker._holdings), "the prefill worker knows")
+    await until(lambda: not len(prefill.worker._holdings), "the prefill worker knows")
     prefill.valve.let(1)  # the chunk that had begun
     await fabric.until_idle()
     assert prefill.valve.computed("r") == [(0, 8), (8, 8)]
@@ -94,12 +92,12 @@ async def test_b049_abandoned_prompts_do_not_hold_up_the_next_one(pair: Pair) ->
     prefill.valve.close()
     for number in range(6):
         await client.place(make_job(f"long {number}", range(number, number + 100)), decode.record)
-    await eventually(lambda: prefill.valve.is_holding, "the first chunks are about to be computed")
+    await until(lambda: prefill.valve.is_holding, "the first chunks are about to be computed")
     for number in range(6):
         await client.cancel(decode.record, f"long {number}")
-    await eventually(lambda: not len(prefill.worker._holdings), "the prefill worker knows")
+    await until(lambda: not len(prefill.worker._holdings), "the prefill worker knows")
     await client.place(make_job("short", [1, 2, 3]), decode.record)
-    await eventually(lambda: len(prefill.worker._holdings), "the short one is there")
+    await until(lambda: len(prefill.worker._holdings), "the short one is there")
     prefill.valve.open()
     assert (await client.answer("short")).tokens == answer([1, 2, 3], 5)
     num_chunks = len([key for key, _, _ in prefill.valve.spans if key.request != "short"])
@@ -115,17 +113,17 @@ async def test_b038_while_its_pages_are_pulled(pair: Pair, fabric: Fabric, is_co
         prefill.valve.close()
     await client.place(make_job("r", PROMPT), decode.record)
     if is_committed:
-        await eventually(lambda: client.early_tokens("r"), "its first token is sampled")
+        await until(lambda: client.early_tokens("r"), "its first token is sampled")
     else:
-        await eventually(lambda: prefill.valve.is_holding, "the first chunk is about to be computed")
+        await until(lambda: prefill.valve.is_holding, "the first chunk is about to be computed")
         prefill.valve.let(1)
-    await eventually(lambda: transfer.num_running, "a copy runs")
+    await until(lambda: transfer.num_running, "a copy runs")
     await client.cancel(decode.record, "r")
     # The prefill worker hears of it at once, however long the copy takes.
-    await eventually(lambda: not len(prefill.worker._holdings), "the prefill worker knows")
+    await until(lambda: not len(prefill.worker._holdings), "the prefill worker knows")
     assert await fabric.num_tasks() == 0
     prefill.valve.open()
-    await eventually(lambda: not decode.edge.load.num_reserved, "the sequence is gone")
+    await until(lambda: not decode.edge.load.num_reserved, "the sequence is gone")
     # Its pages are not: something may still be written into them.
     assert decode.edge.load.blocks_total - decode.edge.load.blocks_free == NUM_BLOCKS
     transfer.gate.set()
@@ -140,10 +138,10 @@ async def test_b038_no_other_request_gets_a_page_into_which_a_copy_runs(fabric: 
         transfer.gate.clear()
         one, other = f"one {number}", f"other {number}"
         await client.place(make_job(one, [number, *PROMPT[1:]]), decode.record)
-        await eventually(lambda: transfer.num_running, "a copy runs")
+        await until(lambda: transfer.num_running, "a copy runs")
         await client.cancel(decode.record, one)
         await client.place(make_job(other, [500 + number, *PROMPT[1:]], max_tokens=2), decode.record)
-        await eventually(lambda: decode.edge.load.num_waiting, "the next one waits for pages")
+        await until(lambda: decode.edge.load.num_waiting, "the next one waits for pages")
         transfer.gate.set()
         assert (await client.answer(other)).tokens == answer([500 + number, *PROMPT[1:]], 2)
     await fabric.until_idle()
@@ -153,10 +151,10 @@ async def test_while_it_decodes(pair: Pair) -> None:
     decode, _, client = pair
     decode.valve.close()
     await client.place(make_job("r", PROMPT, max_tokens=50), decode.record)
-    await eventually(lambda: decode.valve.is_holding, "it decodes")
+    await until(lambda: decode.valve.is_holding, "it decodes")
     await client.cancel(decode.record, "r")
     decode.valve.open()
-    await eventually(lambda: decode.is_idle, "its pages are free")
+    await until(lambda: decode.is_idle, "its pages are free")
     assert len(decode.valve.computed("r")) <= 1
     assert client.kinds("r")[-1] == "tokens"  # whoever cancels wants no answer
 
@@ -166,9 +164,9 @@ async def test_while_it_waits_for_pages(fabric: Fabric) -> None:
     client = await fabric.client(decode.record)
     decode.valve.close()
     await client.place(make_job("first", PROMPT, max_tokens=2), decode.record)
-    await eventually(lambda: decode.valve.is_holding, "one has the pages")
+    await until(lambda: decode.valve.is_holding, "one has the pages")
     await client.place(make_job("second", PROMPT, max_tokens=2), decode.record)
-    await eventually(lambda: client.kinds("second"), "the other one is accepted")
+    await until(lambda: client.kinds("second"), "the other one is accepted")
     await client.cancel(decode.record, "second")
     decode.valve.open()
     assert (await client.answer("first")).tokens == answer(PROMPT, 2)
@@ -198,7 +196,7 @@ async def test_b036_a_prefill_worker_that_never_says_done(scripted: Scripted, fa
         assert (await prefill.bind(decode.record, binding_of(task))).num_blocks == NUM_BLOCKS
         await client.cancel(decode.record, name)
         await fabric.until_idle()
-    await eventually(lambda: len(prefill.released) == 30, "every binding is released")
+    await until(lambda: len(prefill.released) == 30, "every binding is released")
 
 
 async def test_a_gateway_that_hangs_up_loses_its_requests(pair: Pair, fabric: Fabric) -> None:
@@ -208,11 +206,11 @@ async def test_a_gateway_that_hangs_up_loses_its_requests(pair: Pair, fabric: Fa
     await client.place(make_job("mine", PROMPT), decode.record)
     await other.place(make_job("other", PROMPT, gateway="gateway-1"), decode.record)
     await client.place(make_job("long", PROMPT, has_prompt=False), decode.record)
-    await eventually(lambda: len(prefill.worker._holdings) == 2, "both are being computed")
-    await eventually(lambda: client.kinds("long"), "one waits for its prompt")
+    await until(lambda: len(prefill.worker._holdings) == 2, "both are being computed")
+    await until(lambda: client.kinds("long"), "one waits for its prompt")
     await client.hang_up()
-    await eventually(lambda: len(prefill.worker._holdings) == 1, "one is not wanted any more", GRACE_S + 5)
-    await eventually(lambda: len(decode.worker._ledger) == 1, "nothing else is left of it")
+    await until(lambda: len(prefill.worker._holdings) == 1, "one is not wanted any more", GRACE_S + 5)
+    await until(lambda: len(decode.worker._ledger) == 1, "nothing else is left of it")
     prefill.valve.open()
     assert (await other.answer("other")).tokens == answer(PROMPT, 5)
     await turns()

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from common.cache.layout import KVLayout
-from common.messages.chain import EMPTY_CHAIN, extend_chain
+from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
 from common.messages.ids import BlockId
 from common.scheduling.plan import Chunk, StepPlan, StepResult
 from common.scheduling.sequence import SequenceKey
+from common.transfer.pool_memory import PoolMemory
 from tests.support.valve import Valve
 
 BLOCK_SIZE = 4
@@ -34,6 +35,14 @@ def answer(prompt: Sequence[int], max_tokens: int, stop_ids: Iterable[int] = ())
         chain = extend_chain(chain, generated[-1])
         tags += chain.to_bytes(TAG_BYTES, "little")
     return generated
+
+
+def page_of(memory: PoolMemory, page: int, prompt: Sequence[int], block_index: int) -> bool:
+    """Return whether a page holds that block of the prompt, as far as the prompt fills it."""
+    start = block_index * BLOCK_SIZE
+    tags = [chain_of(prompt[: position + 1]) for position in range(start, min(len(prompt), start + BLOCK_SIZE))]
+    wanted = b"".join(tag.to_bytes(TAG_BYTES, "little") for tag in tags)
+    return bytes(memory.page(BlockId(page)))[: len(wanted)] == wanted
 
 
 class TaggedRunner:

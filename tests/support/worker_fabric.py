@@ -33,8 +33,8 @@ from common.transfer.pool_memory import PoolMemory
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
 from tests.support.broker_records import FINGERPRINT, MODEL, make_card
-from tests.support.eventually import eventually
 from tests.support.feed_client import FeedClient
+from tests.support.polling import until
 from tests.support.slow_puller import SlowPuller
 from tests.support.tagged_pages import BLOCK_SIZE, LAYOUT, VOCABULARY, TaggedRunner
 from tests.support.valve import Valve
@@ -55,17 +55,13 @@ class Node(Generic[WorkerT]):
     task: asyncio.Task[int]
     signals: StopSignals
     valve: Valve
+    record: WorkerRecord = field(init=False)
+    """The worker's row of the registry."""
 
     @property
     def edge(self) -> WorkerEdge[Any, Any]:
         """The worker's edge."""
         return self.worker._edge
-
-    @property
-    def record(self) -> WorkerRecord:
-        """The worker's row of the registry."""
-        assert self.edge._heart is not None
-        return self.edge._heart._record
 
     @property
     def is_idle(self) -> bool:
@@ -75,8 +71,9 @@ class Node(Generic[WorkerT]):
         return is_at_rest and load.blocks_free == load.blocks_total
 
     async def stop(self) -> int:
-        """Drain and leave; return the exit code."""
+        """Leave without finishing anything; return the exit code."""
         self.valve.open()
+        self.signals.hurry.set()
         self.signals.stop.set()
         return await self.task
 
@@ -86,6 +83,7 @@ class Node(Generic[WorkerT]):
         edge._heart, edge._tasks = None, [_cancelled(task) for task in edge._tasks]
         await edge.server.stop(None)
         await edge._sources.close()
+        await edge.channels.close()
         self.valve.open()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
@@ -126,7 +124,7 @@ class Fabric:
     async def know(self, decode: Node[DecodeWorker], *others: Node[PrefillWorker]) -> None:
         """Wait until a decode worker sees exactly these prefill workers."""
         wanted = {other.record.epoch for other in others}
-        await eventually(
+        await until(
             lambda: {record.epoch for record in decode.edge.peers.ready(Role.PREFILL)} == wanted,
             "the decode worker knows its prefill workers",
         )
@@ -138,7 +136,7 @@ class Fabric:
     async def until_idle(self) -> None:
         """Wait until every page of every living worker is free and no task is left (I2)."""
         alive = [node for node in self.nodes if not node.task.done()]
-        await eventually(lambda: all(node.is_idle for node in alive), f"idle: {[node.edge.load for node in alive]}")
+        await until(lambda: all(node.is_idle for node in alive), f"idle: {[node.edge.load for node in alive]}")
         assert await self.num_tasks() == 0
 
     async def close(self) -> None:
@@ -154,8 +152,10 @@ class Fabric:
         worker = kind(_settings(name, options), _foundation(num_blocks, epoch, valve))
         node = Node(worker, asyncio.create_task(worker.run(signals), name=name), signals, valve)
         self.nodes.append(node)
-        await eventually(lambda: node.edge.health is WorkerHealth.READY or node.task.done(), f"{name} is ready")
-        await eventually(lambda: node.edge._heart is not None and node.edge._heart.is_connected, f"{name} is known")
+        await until(lambda: node.edge.health is WorkerHealth.READY or node.task.done(), f"{name} is ready")
+        assert not node.task.done(), await node.task
+        assert node.edge._heart is not None
+        node.record = node.edge._heart._record
         return node
 
 

@@ -1,0 +1,250 @@
+"""Workers die, freeze, restart and refuse, Redis goes away: the request ends with the tokens of an undisturbed one."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+import decode_worker.receiver
+from common.errors import BrokerUnavailable
+from common.messages.ids import EntryId, Epoch
+from common.messages.registry import WorkerHealth, WorkerLoad
+from tests.support.broker_records import FINGERPRINT
+from tests.support.feed_client import Answer, make_job
+from tests.support.polling import until
+from tests.support.scripted_prefill import ScriptedPrefill, binding_of
+from tests.support.tagged_pages import answer
+from tests.support.worker_fabric import SECRET, Fabric, running_fabric
+
+PROMPT = list(range(400, 430))
+TOKENS = answer(PROMPT, 5)
+SHORT_LEASE_S = 0.3
+
+
+@pytest.fixture
+async def fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabric]:
+    async with running_fabric(monkeypatch) as fabric:
+        yield fabric
+
+
+@pytest.fixture
+async def scripted(fabric: Fabric) -> AsyncIterator[ScriptedPrefill]:
+    """A prefill worker that does nothing by itself."""
+    prefill = ScriptedPrefill(fabric.broker, fabric.transfer, SECRET)
+    await prefill.start()
+    yield prefill
+    await prefill.stop()
+
+
+async def test_without_a_prefill_worker(fabric: Fabric) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    assert (await client.answer("r")).tokens == TOKENS
+    assert decode.valve.computed("r")[0] == (0, 8)
+    await fabric.until_idle()
+
+
+@pytest.mark.parametrize("is_another_left", [False, True])
+async def test_b050_a_prefill_worker_is_killed_in_the_middle(fabric: Fabric, is_another_left: bool) -> None:
+    decode, doomed = await fabric.decode(lease_s=SHORT_LEASE_S), await fabric.prefill()
+    client = await fabric.client(decode.record, doomed.record)
+    await fabric.know(decode, doomed)
+    doomed.valve.close()
+    await client.place(make_job("r", PROMPT), decode.record)
+    await until(lambda: doomed.valve.is_holding, "the first chunk is about to be computed")
+    doomed.valve.let(1)
+    await until(lambda: doomed.valve.computed("r") and doomed.valve.is_holding, "so is the second one")
+    other = await fabric.prefill("prefill-1") if is_another_left else None
+    await doomed.kill()
+    await fabric.broker.registry.leave(doomed.record.worker, doomed.record.epoch)
+    assert (await client.answer("r")).tokens == TOKENS
+    assert bool(decode.valve.computed("r")[0] == (0, 8)) is not is_another_left
+    assert other is None or other.valve.computed("r")
+    await fabric.until_idle()
+
+
+async def test_a_killed_prefill_worker_that_the_registry_still_lists(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_worker.receiver, "BIND_TIMEOUT_S", 0.05)
+    decode, doomed, client = await fabric.pair()
+    await doomed.kill()
+    await client.place(make_job("r", PROMPT), decode.record)
+    assert (await client.answer("r")).tokens == TOKENS
+    await fabric.until_idle()
+
+
+async def test_a_task_that_nobody_binds_is_published_again_and_then_kept(
+    fabric: Fabric, scripted: ScriptedPrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_worker.receiver, "BIND_TIMEOUT_S", 0.05)
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    for number in (1, 2, 3):
+        assert (await scripted.claim()).task.try_number == number
+        assert await fabric.num_tasks() == 1  # the older one is deleted
+    assert (await client.answer("r")).tokens == TOKENS
+    await fabric.until_idle()
+
+
+async def test_the_last_prefill_worker_leaves_before_it_has_bound(fabric: Fabric, scripted: ScriptedPrefill) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    await scripted.claim()
+    await fabric.broker.registry.beat(scripted.record, WorkerLoad(health=WorkerHealth.DRAINING))
+    assert (await client.answer("r")).tokens == TOKENS
+    await fabric.until_idle()
+
+
+async def test_b042_the_prefill_worker_has_a_smaller_pool(fabric: Fabric) -> None:
+    decode, prefill = await fabric.decode(), await fabric.prefill(num_blocks=4)
+    client = await fabric.client(decode.record, prefill.record)
+    await fabric.know(decode, prefill)
+    await client.place(make_job("long", PROMPT), decode.record)
+    assert (await client.answer("long")).tokens == TOKENS
+    assert not prefill.valve.computed("long")
+    await client.place(make_job("short", PROMPT[:10]), decode.record)
+    assert (await client.answer("short")).tokens == answer(PROMPT[:10], 5)
+    await fabric.until_idle()
+
+
+async def test_a_frozen_prefill_worker_is_given_up_before_it_may_let_go(
+    fabric: Fabric, scripted: ScriptedPrefill
+) -> None:
+    lease_s = 1.2
+    decode = await fabric.decode(lease_s=lease_s)
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    task = (await scripted.claim()).task
+    scripted.is_answering.clear()
+    bound_at = time.monotonic()
+    await scripted.bind(decode.record, binding_of(task))
+    second = (await scripted.claim()).task
+    assert second.try_number == 2
+    assert time.monotonic() - bound_at < lease_s
+    scripted.is_answering.set()
+    await client.cancel(decode.record, "r")
+    await fabric.until_idle()
+
+
+async def test_a_binding_that_is_not_held_any_more_is_tried_again_at_once(
+    fabric: Fabric, scripted: ScriptedPrefill
+) -> None:
+    decode = await fabric.decode(lease_s=SHORT_LEASE_S)
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    await scripted.bind(decode.record, binding_of((await scripted.claim()).task))
+    await until(lambda: scripted.num_renewals >= 3, "the lease is renewed")
+    scripted.holds = False
+    second = (await scripted.claim()).task
+    assert second.try_number == 2
+    await client.cancel(decode.record, "r")
+    await fabric.until_idle()
+
+
+async def test_b048_a_prefill_worker_restarts_at_its_address(fabric: Fabric, scripted: ScriptedPrefill) -> None:
+    decode = await fabric.decode(lease_s=SHORT_LEASE_S)
+    client = await fabric.client(decode.record)
+    await client.place(make_job("old", PROMPT), decode.record)
+    await scripted.bind(decode.record, binding_of((await scripted.claim()).task))
+    # From now on another incarnation answers there; a renewal to the old one is under way when the new one is called.
+    old = scripted.record
+    scripted.record = msgspec.structs.replace(old, epoch=Epoch(old.epoch + 1), transfer=None)
+    await fabric.broker.registry.beat(scripted.record, WorkerLoad(health=WorkerHealth.READY))
+    await client.place(make_job("new", PROMPT), decode.record)
+    new = (await scripted.claim()).task
+    assert (await scripted.bind(decode.record, binding_of(new))).ids
+    again = (await scripted.claim()).task  # the restart was noticed
+    assert (again.request, again.try_number) == ("old", 2)
+    await client.cancel(decode.record, "old")
+    num_renewals = scripted.num_renewals
+    await until(lambda: scripted.num_renewals > num_renewals + 3, "renewing goes on")
+    await client.cancel(decode.record, "new")
+    await until(lambda: ("new", 1, 1) in scripted.released, "and so does releasing")
+    await fabric.until_idle()
+
+
+async def test_redis_is_away_when_a_task_is_published(
+    fabric: Fabric, scripted: ScriptedPrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _with_broken(fabric, monkeypatch, "publish", BrokerUnavailable("away"))
+
+
+async def test_redis_is_away_when_a_task_is_deleted(
+    fabric: Fabric, scripted: ScriptedPrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    _break(fabric, monkeypatch, "delete", BrokerUnavailable("away"))
+    await client.place(make_job("r", PROMPT), decode.record)
+    task = (await scripted.claim()).task
+    await scripted.bind(decode.record, binding_of(task))
+    await scripted.announce(decode.record, binding_of(task), scripted.compute(PROMPT))
+    await scripted.commit(decode.record, binding_of(task), TOKENS[0])
+    assert await client.answer("r") == Answer(TOKENS, "length")
+    await until(lambda: decode.is_idle, "nothing is left of it")
+
+
+async def test_an_unknown_failure_in_publishing_is_no_reason_to_hang(
+    fabric: Fabric, scripted: ScriptedPrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _with_broken(fabric, monkeypatch, "publish", ZeroDivisionError())
+
+
+async def test_a_request_that_is_cancelled_while_its_task_is_published_leaves_no_task(
+    fabric: Fabric, scripted: ScriptedPrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    tasks, is_called, may_go_on = fabric.broker.tasks(FINGERPRINT), asyncio.Event(), asyncio.Event()
+    publish = tasks.publish
+
+    async def slow_publish(*arguments: object) -> EntryId:
+        is_called.set()
+        await may_go_on.wait()
+        return await publish(*arguments)  # type: ignore[arg-type]  # passed on
+
+    monkeypatch.setattr(tasks, "publish", slow_publish)
+    await client.place(make_job("r", PROMPT), decode.record)
+    await is_called.wait()
+    await client.cancel(decode.record, "r")
+    may_go_on.set()
+    await until(lambda: decode.is_idle, "its pages are free")
+    assert await fabric.num_tasks() == 0
+
+
+async def test_an_engine_that_raises_ends_its_worker(fabric: Fabric) -> None:
+    decode, prefill = await fabric.decode(lease_s=SHORT_LEASE_S), await fabric.prefill()
+    client = await fabric.client(decode.record, prefill.record)
+    await fabric.know(decode, prefill)
+    prefill.valve.fail(ZeroDivisionError())
+    await client.place(make_job("r", PROMPT), decode.record)
+    assert await prefill.task == 1
+    assert (await client.answer("r")).tokens == TOKENS
+    await fabric.until_idle()
+    decode.valve.fail(ZeroDivisionError())
+    await client.place(make_job("other", PROMPT), decode.record)
+    assert await decode.task == 1
+    assert (await client.answer("other")).reason == "worker_draining"
+    assert await fabric.broker.registry.workers() == []
+
+
+async def _with_broken(fabric: Fabric, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    _break(fabric, monkeypatch, method, error)
+    await client.place(make_job("r", PROMPT), decode.record)
+    assert await client.answer("r") == Answer(TOKENS, "length")
+    await fabric.until_idle()
+
+
+def _break(fabric: Fabric, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fabric.broker.tasks(FINGERPRINT), method, fail)
