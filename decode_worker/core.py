@@ -13,6 +13,7 @@ from common.cache.prefix import PrefixCache
 from common.errors import DoesNotFit
 from common.messages.ids import BlockId, EntryId
 from common.runtime.engine import EngineLoad
+from common.runtime.staging import NoStaging, Staging
 from common.scheduling.emission import Emission
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.sequence import Sequence, SequenceKey
@@ -97,12 +98,14 @@ class DecodeCore:
         prefix: PrefixCache,
         block_size: int,
         local_prefill_max_tokens: int,
+        staging: Staging | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
         self._prefix = prefix
         self._block_size = block_size
         self._local_prefill_max_tokens = local_prefill_max_tokens
+        self._staging = staging or NoStaging()
         self._lent: dict[SequenceKey, tuple[BlockId, ...]] = {}
         self._absorbed: EntryId | None = None
 
@@ -165,6 +168,7 @@ class DecodeCore:
     def _activate(self, command: Activate) -> Iterable[Event]:
         emission = self._scheduler.conclude(command.key, command.token, command.num_cached)
         if emission is None:
+            self._staging.collect(self._lent.get(command.key, ()))
             emission = self._scheduler.activate(command.key, command.token, command.num_cached)
         return () if emission is None else (emission,)
 

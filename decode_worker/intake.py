@@ -160,7 +160,8 @@ class Intake:
             return f"{len(ids) + len(shown)} tokens leave no room in a context of {self._limits.max_context}"
         if len(shown) >= live.job.sampling.max_tokens:
             return f"all {live.job.sampling.max_tokens} tokens were generated before: nothing is left to generate"
-        outside = [token for token in (*ids, *shown, *live.job.sampling.stop_ids) if token >= self._limits.vocab_size]
+        named = (*ids, *shown, *live.job.sampling.stop_ids)
+        outside = [token for token in named if not 0 <= token < self._limits.vocab_size]
         if outside:
             return f"token id {outside[0]} is outside the vocabulary of {self._limits.vocab_size}"
         return None

@@ -13,6 +13,7 @@ from common.messages.registry import Role
 from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
+from common.runtime.staging import Staging
 from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
@@ -76,7 +77,7 @@ class DecodeWorker:
         add_DecodeServicer_to_server(self._handover, edge.server)
         try:
             await edge.register()
-            await edge.load_model(self._core(), self._take)
+            await edge.load_model(self._core, self._take)
             intake = edge.spawn(self._intake.run(edge.worker, foundation.epoch), "intake")
             edge.spawn(self._releases.run(), "releases")
             edge.spawn(self._leases.run(), "leases")
@@ -90,7 +91,7 @@ class DecodeWorker:
             await edge.leave()
             await self._puller.close()
 
-    def _core(self) -> DecodeCore:
+    def _core(self, staging: Staging) -> DecodeCore:
         settings, foundation = self._settings, self._edge.foundation
         block_size = settings.block_size
         pool = BlockPool(foundation.num_blocks, foundation.memory.generations)
@@ -105,7 +106,7 @@ class DecodeWorker:
             max_context=foundation.max_context,
         )
         local_max = 0 if settings.disaggregation == "always" else settings.local_prefill_max_tokens
-        return DecodeCore(scheduler, pool, prefix, block_size, local_max)
+        return DecodeCore(scheduler, pool, prefix, block_size, local_max, staging)
 
     def _may_go_remote(self) -> bool:
         return self._settings.disaggregation != "never" and bool(self._edge.peers.ready(Role.PREFILL))

@@ -8,6 +8,7 @@ from common.cache.pool import BlockPool
 from common.errors import DoesNotFit
 from common.messages.ids import BlockId, Generation
 from common.runtime.engine import EngineLoad
+from common.runtime.staging import NoStaging, Staging
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.progress import Progress
 from common.scheduling.sequence import Sequence, SequenceKey
@@ -54,9 +55,10 @@ class SpanReady:
 class PrefillCore:
     """Drives a `PrefillScheduler`; see `common.runtime.engine.Core`."""
 
-    def __init__(self, scheduler: PrefillScheduler, pool: BlockPool) -> None:
+    def __init__(self, scheduler: PrefillScheduler, pool: BlockPool, staging: Staging | None = None) -> None:
         self._scheduler = scheduler
         self._pool = pool
+        self._staging = staging or NoStaging()
         self._num_announced: dict[SequenceKey, int] = {}
 
     def obey(self, command: Command) -> Iterable[SpanReady]:
@@ -103,6 +105,7 @@ class PrefillCore:
         self._num_announced[progress.key] = progress.num_ready_blocks
         sequence = self._scheduler.sequence(progress.key)
         blocks = [] if sequence is None else sequence.block_ids[first : progress.num_ready_blocks]
+        self._staging.publish(blocks)
         pages = tuple(
             PageReady(index, block, self._pool.generation(block)) for index, block in enumerate(blocks, start=first)
         )

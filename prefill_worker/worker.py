@@ -12,6 +12,7 @@ from common.messages.registry import Role, WorkerHealth
 from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
+from common.runtime.staging import Staging
 from common.settings.worker import WorkerSettings
 from prefill_worker.announcer import Announcer
 from prefill_worker.core import Command, PrefillCore, SpanReady
@@ -62,7 +63,7 @@ class PrefillWorker:
         add_PrefillServicer_to_server(LeaseServicer(edge.foundation.epoch, self._holdings), edge.server)
         try:
             await edge.register()
-            await edge.load_model(self._core(), self._announcer.deliver, self._intake.touch)
+            await edge.load_model(self._core, self._announcer.deliver, self._intake.touch)
             edge.spawn(self._reap(), "reaper")
             edge.spawn(self._intake.sweep(), "sweeper")
             edge.spawn(self._intake.run(), "intake")
@@ -70,7 +71,7 @@ class PrefillWorker:
         finally:
             await edge.leave()
 
-    def _core(self) -> PrefillCore:
+    def _core(self, staging: Staging) -> PrefillCore:
         settings, foundation = self._settings, self._edge.foundation
         block_size = settings.block_size
         pool = BlockPool(foundation.num_blocks, foundation.memory.generations)
@@ -82,7 +83,7 @@ class PrefillWorker:
             token_budget=settings.token_budget,
             chunk_size=settings.chunk_size,
         )
-        return PrefillCore(scheduler, pool)
+        return PrefillCore(scheduler, pool, staging)
 
     def _has_room(self) -> bool:
         load = self._edge.load

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 from prometheus_client import CollectorRegistry
 
 from common.broker.redis_broker import RedisBroker
@@ -27,6 +28,7 @@ from common.runtime.foundation import Foundation
 from common.runtime.heart import Heart
 from common.runtime.peers import Peers
 from common.runtime.runner import ModelRunner, allocate_pages
+from common.runtime.staging import HostStaging, NoStaging, Staging
 from common.settings.worker import WorkerSettings
 from common.telemetry.endpoint import HealthReport, HealthServer
 from common.telemetry.metrics import WorkerMetrics
@@ -109,17 +111,19 @@ class WorkerEdge(Generic[CommandT, EventT]):
         self.spawn(self.peers.watch(), "peers")
 
     async def load_model(
-        self, core: Core[CommandT, EventT], on_event: Callable[[EventT], None], on_load: Callable[[], None] = _ignore
+        self,
+        make_core: Callable[[Staging], Core[CommandT, EventT]],
+        on_event: Callable[[EventT], None],
+        on_load: Callable[[], None] = _ignore,
     ) -> None:
         """Load the weights and start the engine; from then on the worker is ready.
 
         `on_load` is called when the engine's load has changed.
         """
         model = await asyncio.to_thread(self._load_weights)
-        foundation = self.foundation
-        buffer = foundation.memory.pages if foundation.device.type == "cpu" else None
-        pages = allocate_pages(foundation.layout, foundation.num_blocks, buffer, foundation.device)
-        self.engine = EngineThread(core, ModelRunner(model, pages, foundation.layout.block_size))
+        pages, staging = self._allocate()
+        runner = ModelRunner(model, pages, self.foundation.layout.block_size)
+        self.engine = EngineThread(make_core(staging), runner)
 
         def take_report(report: StepReport[EventT]) -> None:
             try:
@@ -183,6 +187,15 @@ class WorkerEdge(Generic[CommandT, EventT]):
         await self.broker.close()
         await asyncio.to_thread(flush_tracing)
 
+    def _allocate(self) -> tuple[torch.Tensor, Staging]:
+        """Return the pages that the model computes in and the way between them and those that peers reach."""
+        foundation = self.foundation
+        host_pages = allocate_pages(foundation.layout, foundation.num_blocks, foundation.memory.pages)
+        if foundation.device.type == "cpu":
+            return host_pages, NoStaging()
+        pages = allocate_pages(foundation.layout, foundation.num_blocks, device=foundation.device)
+        return pages, HostStaging(pages, host_pages)
+
     def _load_weights(self) -> LlamaModel:
         foundation = self.foundation
         return LlamaModel.load(foundation.checkpoint, foundation.dtype, self._note_progress, foundation.device)
@@ -238,6 +251,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
         )
 
     def _report(self) -> HealthReport:
+        if self._heart is None or not self._heart.is_connected:
+            return HealthReport(is_ready=False, reason="the registry does not answer")
         return HealthReport(is_ready=self.health is WorkerHealth.READY, reason=str(self.health))
 
     def _socket_path(self) -> Path:
