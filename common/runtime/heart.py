@@ -29,6 +29,7 @@ class Heart:
         self._load = load
         self._changed = asyncio.Event()
         self._card_age_s = CARD_INTERVAL_S
+        self._is_failing = False
         self.is_connected = False
 
     def touch(self) -> None:
@@ -48,9 +49,11 @@ class Heart:
             await self._registry.beat(self._record, self._load())
             await self._publish_card()
             self.is_connected = True
+            self._is_failing = False
         except BrokerUnavailable as error:
-            if self.is_connected:
+            if not self._is_failing:
                 logger.warning("heartbeat failed: %s", error)
+            self._is_failing = True
             self.is_connected = False
             self._card_age_s = CARD_INTERVAL_S
 

@@ -1,0 +1,204 @@
+"""The decode worker's engine policy: where prompts are prefilled, and who owns pages that are being received."""
+
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
+from common.messages.ids import EntryId
+from common.scheduling.emission import Emission
+from common.scheduling.plan import StepPlan, StepResult
+from common.scheduling.sequence import FinishReason, Sequence
+from decode_worker.core import Absorb, Activate, Admit, Cancel, DecodeCore, Event, FallBack, LetGo, Refused, Reserved
+from decode_worker.scheduler import DecodeScheduler
+from tests.support.sequences import key, sequence
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 10
+LOCAL_MAX = 5
+
+
+class Core:
+    """A decode core whose steps sample the token 7."""
+
+    def __init__(self, local_max: int = LOCAL_MAX) -> None:
+        self.pool = BlockPool(NUM_BLOCKS, [0] * NUM_BLOCKS)
+        prefix = PrefixCache(self.pool, BLOCK_SIZE, "fingerprint")
+        scheduler = DecodeScheduler(
+            self.pool, prefix, block_size=BLOCK_SIZE, max_sequences=4, token_budget=32, chunk_size=32, max_context=40
+        )
+        self.core = DecodeCore(scheduler, self.pool, prefix, BLOCK_SIZE, local_max)
+        self.scheduler = scheduler
+
+    def admit(self, one: Sequence, *, may_go_remote: bool = True) -> list[Event]:
+        return list(self.core.obey(Admit(one, may_go_remote)))
+
+    def step(self) -> list[Event]:
+        plan, events = self.core.plan()
+        tokens = {chunk.sequence.key: 7 for chunk in plan.chunks if chunk.samples}
+        return [*events, *self.core.settle(plan, StepResult(tokens))]
+
+    def reserve(self, name: str, num_tokens: int = 20, max_tokens: int = 5) -> Reserved:
+        self.admit(sequence(name, range(num_tokens), max_tokens=max_tokens))
+        (event,) = self.step()
+        assert isinstance(event, Reserved)
+        return event
+
+    @property
+    def is_idle(self) -> bool:
+        load = self.core.load(0)
+        self.pool.check()
+        return load.blocks_free == NUM_BLOCKS and load.num_running + load.num_waiting + load.num_reserved == 0
+
+
+def test_a_short_prompt_stays_here() -> None:
+    core = Core()
+    core.admit(sequence("short", range(LOCAL_MAX)))
+    assert isinstance(core.step()[0], Emission)
+    core = Core()
+    assert core.reserve("long", LOCAL_MAX + 1).first_block == 0
+
+
+def test_what_counts_is_the_uncached_part() -> None:
+    core = Core()
+    core.admit(sequence("first", range(20), max_tokens=1), may_go_remote=False)
+    core.step()
+    core.admit(sequence("second", range(20)))
+    (event,) = core.step()
+    assert isinstance(event, Emission)
+    assert event.num_cached == 16
+
+
+def test_nothing_goes_elsewhere_unless_it_may() -> None:
+    core = Core()
+    core.admit(sequence("long", range(20)), may_go_remote=False)
+    assert isinstance(core.step()[0], Emission)
+
+
+def test_the_span_that_is_missing_is_lent() -> None:
+    core = Core()
+    core.admit(sequence("first", range(8), max_tokens=1), may_go_remote=False)
+    core.step()
+    reserved = core.reserve("second", 20)
+    assert (reserved.first_block, len(reserved.block_ids)) == (2, 3)
+    assert core.core.load(0).num_reserved == 1
+    assert core.core.load(0).blocks_free == NUM_BLOCKS - 5
+
+
+def test_b036_a_cancelled_sequence_keeps_its_pages_until_they_are_let_go() -> None:
+    core = Core()
+    reserved = core.reserve("a")
+    core.core.obey(Cancel(key("a")))
+    assert core.core.load(0).num_reserved == 0
+    assert core.pool.num_free == NUM_BLOCKS - len(reserved.block_ids)
+    assert not set(core.pool.take(core.pool.num_free) or ()) & set(reserved.block_ids)
+    core.core.obey(LetGo(key("a")))
+    assert core.pool.num_free == len(reserved.block_ids)
+
+
+def test_letting_go_twice_or_of_nothing_changes_nothing() -> None:
+    core = Core()
+    core.reserve("a")
+    for _ in range(2):
+        core.core.obey(LetGo(key("a")))
+        core.core.obey(LetGo(key("never seen")))
+    core.core.obey(Cancel(key("a")))
+    assert core.is_idle
+
+
+def test_pages_that_were_let_go_first_stay_with_their_sequence() -> None:
+    core = Core()
+    reserved = core.reserve("a")
+    core.core.obey(LetGo(key("a")))
+    assert core.pool.num_free == NUM_BLOCKS - len(reserved.block_ids)
+    core.core.obey(Cancel(key("a")))
+    assert core.is_idle
+
+
+def test_activation_emits_the_first_token_and_decoding_goes_on() -> None:
+    core = Core()
+    core.reserve("a", max_tokens=2)
+    (first,) = core.core.obey(Activate(key("a"), 5, 12))
+    assert isinstance(first, Emission)
+    assert (first.token_ids, first.index, first.finish, first.num_cached) == ((5,), 0, None, 12)
+    core.core.obey(LetGo(key("a")))
+    (last,) = core.step()
+    assert isinstance(last, Emission)
+    assert (last.token_ids, last.finish) == ((7,), FinishReason.LENGTH)
+    assert core.is_idle
+
+
+def test_b051_a_first_token_that_is_the_last_one() -> None:
+    core = Core()
+    core.admit(sequence("a", range(20), stop_ids=(5,)))
+    core.step()
+    (only,) = core.core.obey(Activate(key("a"), 5, 0))
+    assert isinstance(only, Emission)
+    assert only.finish is FinishReason.STOP
+    core.core.obey(LetGo(key("a")))
+    assert core.is_idle
+    assert core.pool.num_cached == 0  # what has come of its pages was never complete
+
+
+def test_b051_one_token_lends_nothing() -> None:
+    core = Core()
+    reserved = core.reserve("a", max_tokens=1)
+    assert reserved.block_ids == ()
+    assert core.pool.num_free == NUM_BLOCKS
+    (only,) = core.core.obey(Activate(key("a"), 5, 0))
+    assert isinstance(only, Emission)
+    assert only.finish is FinishReason.LENGTH
+    core.core.obey(LetGo(key("a")))
+    assert core.is_idle
+
+
+def test_falling_back_computes_on_the_same_pages() -> None:
+    core = Core()
+    reserved = core.reserve("a", max_tokens=1 + 1)
+    core.core.obey(FallBack(key("a")))
+    core.core.obey(LetGo(key("a")))
+    plan, _ = core.core.plan()
+    assert [(chunk.start, chunk.length) for chunk in plan.chunks] == [(0, 20)]
+    assert tuple(plan.chunks[0].sequence.block_ids) == reserved.block_ids
+
+
+def test_b054_what_comes_for_a_sequence_that_is_over_changes_nothing() -> None:
+    core = Core()
+    core.reserve("a")
+    core.core.obey(Cancel(key("a")))
+    assert list(core.core.obey(Activate(key("a"), 5, 0))) == []
+    assert list(core.core.obey(FallBack(key("a")))) == []
+    assert list(core.core.obey(Cancel(key("a")))) == []
+    core.core.obey(LetGo(key("a")))
+    assert core.is_idle
+
+
+def test_a_sequence_that_never_fits_is_refused() -> None:
+    core = Core()
+    (refused,) = core.admit(sequence("a", range(45)))
+    assert isinstance(refused, Refused)
+    assert "40" in refused.reason
+    assert core.is_idle
+
+
+def test_the_newest_absorbed_job_is_told() -> None:
+    core = Core()
+    assert core.core.load(0).absorbed is None
+    core.core.obey(Absorb(EntryId("5-1")))
+    assert core.core.load(3).absorbed == "5-1"
+    assert core.core.load(3).num_steps == 3
+
+
+def test_a_reservation_that_waits_for_pages_is_told_when_it_has_them() -> None:
+    core = Core()
+    core.reserve("a", 30)
+    core.admit(sequence("b", range(100, 120), arrival=1))
+    assert core.step() == []
+    core.core.obey(Cancel(key("a")))
+    assert core.step() == []  # a receiver may still write into those pages
+    core.core.obey(LetGo(key("a")))
+    (reserved,) = core.step()
+    assert isinstance(reserved, Reserved)
+    assert reserved.key == key("b")
+
+
+def test_an_empty_plan_settles_to_nothing() -> None:
+    core = Core()
+    assert list(core.core.settle(StepPlan(), StepResult({}))) == []

@@ -1,0 +1,195 @@
+"""The engine thread: commands between steps and in order, every event reported, one clean way down and one loud one."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from common.runtime.engine import EngineLoad, EngineThread, StepReport
+from common.scheduling.plan import Chunk, StepPlan, StepResult
+from tests.support.polling import until
+from tests.support.sequences import sequence
+from tests.support.valve import Valve
+
+PLAN = StepPlan((Chunk(sequence("a", [1, 2, 3]), 0, 3, samples=True),))
+
+
+@dataclass
+class ScriptedCore:
+    """Runs as many steps as it was told to; every call is written down. Commands are numbers of steps, or words."""
+
+    calls: list[str] = field(default_factory=list)
+    num_steps_wanted: int = 0
+    fails_in: str = ""
+    told_by_settling_nothing: list[str] = field(default_factory=list)
+
+    def obey(self, command: int | str) -> Iterable[str]:
+        self._note(f"obey {command}")
+        if isinstance(command, int):
+            self.num_steps_wanted += command
+        return (f"obeyed {command}",)
+
+    def plan(self) -> tuple[StepPlan, Iterable[str]]:
+        self._note("plan")
+        if not self.num_steps_wanted:
+            return StepPlan(), ()
+        self.num_steps_wanted -= 1
+        return PLAN, ("planned",)
+
+    def settle(self, plan: StepPlan, result: StepResult) -> Iterable[str]:
+        self._note("settle" if plan else "settle nothing")
+        if plan:
+            return ("settled",)
+        told, self.told_by_settling_nothing = self.told_by_settling_nothing, []
+        return told
+
+    def load(self, num_steps: int) -> EngineLoad:
+        return EngineLoad(8, 8, 0, num_steps=num_steps)
+
+    def _note(self, call: str) -> None:
+        assert threading.current_thread().name == "engine"
+        if call == self.fails_in:
+            raise ZeroDivisionError(call)
+        self.calls.append(call)
+
+
+class ScriptedRunner:
+    """Steps begin when the valve lets them."""
+
+    def __init__(self, core: ScriptedCore, valve: Valve) -> None:
+        self._core = core
+        self._valve = valve
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._valve.enter([])
+        self._core.calls.append("run")
+        return StepResult({})
+
+
+class Engine:
+    """An engine thread and what it reported."""
+
+    def __init__(self) -> None:
+        self.core = ScriptedCore()
+        self.valve = Valve()
+        self.thread: EngineThread[int | str, str] = EngineThread(self.core, ScriptedRunner(self.core, self.valve))
+        self.reports: list[StepReport[str]] = []
+        self.crashes: list[BaseException] = []
+        self.thread.start(asyncio.get_running_loop(), self._take, self.crashes.append)
+
+    @property
+    def events(self) -> list[str]:
+        return [event for report in self.reports for event in report.events]
+
+    async def until_idle(self) -> None:
+        await until(lambda: self.core.calls[-1:] == ["settle nothing"] and self.thread._commands.empty(), "idle")
+
+    def _take(self, report: StepReport[str]) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        self.reports.append(report)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = Engine()
+    yield engine
+    engine.valve.open()
+    await asyncio.to_thread(engine.thread.stop)
+
+
+async def test_it_tells_its_load_before_it_has_anything_to_do(engine: Engine) -> None:
+    await until(lambda: engine.reports, "a report")
+    assert engine.reports == [StepReport((), EngineLoad(8, 8, 0))]
+    assert engine.core.calls == []
+
+
+async def test_a_step(engine: Engine) -> None:
+    engine.thread.submit(1)
+    await until(lambda: "settled" in engine.events, "a step has run")
+    await engine.until_idle()
+    assert engine.core.calls == ["obey 1", "plan", "run", "settle", "plan", "settle nothing"]
+    assert engine.events == ["obeyed 1", "planned", "settled"]
+    step = next(report for report in engine.reports if report.num_tokens)
+    assert (step.num_tokens, step.load.num_steps) == (3, 1)
+    assert step.step_s > 0
+
+
+async def test_what_was_planned_is_told_while_the_step_runs(engine: Engine) -> None:
+    engine.valve.close()
+    engine.thread.submit(1)
+    await until(lambda: engine.events == ["obeyed 1", "planned"], "the edge knows")
+    await until(lambda: engine.valve.is_holding, "the step runs")
+    assert "run" not in engine.core.calls
+
+
+async def test_commands_are_obeyed_in_order_and_only_between_steps(engine: Engine) -> None:
+    engine.valve.close()
+    engine.thread.submit(2)
+    await until(lambda: engine.valve.is_holding, "the first step runs")
+    for command in ("a", "b", "c"):
+        engine.thread.submit(command)
+    assert "obey a" not in engine.core.calls
+    engine.valve.open()
+    await until(lambda: engine.events.count("settled") == 2, "both steps have run")
+    calls = engine.core.calls
+    between = calls[calls.index("settle") + 1 : calls.index("run", calls.index("settle"))]
+    assert between == ["obey a", "obey b", "obey c", "plan"]
+
+
+async def test_what_failed_in_planning_is_told_without_a_step(engine: Engine) -> None:
+    engine.core.told_by_settling_nothing = ["failed"]
+    engine.thread.submit("go")
+    await until(lambda: "failed" in engine.events, "the failure is told")
+    await engine.until_idle()
+    # It may have made room for others, so it plans again before it sleeps.
+    assert engine.core.calls == ["obey go", "plan", "settle nothing", "plan", "settle nothing"]
+
+
+async def test_stopping_ends_after_the_running_step(engine: Engine) -> None:
+    engine.valve.close()
+    engine.thread.submit(5)
+    await until(lambda: engine.valve.is_holding, "the first step runs")
+    stopping = asyncio.create_task(asyncio.to_thread(engine.thread.stop))
+    await until(lambda: not engine.thread._commands.empty(), "it has been told")
+    engine.valve.open()
+    await stopping
+    assert engine.core.calls.count("run") == 1
+    assert engine.crashes == []
+    await asyncio.to_thread(engine.thread.stop)  # again: nothing happens
+
+
+@pytest.mark.parametrize("call", ["obey 1", "plan", "settle"])
+async def test_whatever_raises_ends_it_loudly(engine: Engine, call: str) -> None:
+    engine.core.fails_in = call
+    engine.thread.submit(1)
+    await until(lambda: engine.crashes, "the crash is reported")
+    assert isinstance(engine.crashes[0], ZeroDivisionError)
+    engine.thread.submit(1)  # nobody obeys any more, nobody minds
+    assert len(engine.crashes) == 1
+
+
+async def test_a_runner_that_raises_ends_it_loudly(engine: Engine) -> None:
+    engine.valve.fail(MemoryError())
+    engine.thread.submit(1)
+    await until(lambda: engine.crashes, "the crash is reported")
+    assert isinstance(engine.crashes[0], MemoryError)
+    assert "settled" not in engine.events
+
+
+def test_a_loop_that_is_closed_is_not_called() -> None:
+    engine: Engine | None = None
+
+    async def start() -> None:
+        nonlocal engine
+        engine = Engine()
+        engine.valve.close()
+        engine.thread.submit(1)
+        await until(lambda: engine is not None and engine.valve.is_holding, "the step runs")
+
+    asyncio.run(start())
+    assert engine is not None
+    engine.valve.open()
+    engine.thread.stop()
+    assert engine.crashes == []
