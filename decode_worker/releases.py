@@ -114,11 +114,12 @@ class Leases:
         sent_at = time.monotonic()  # the holder counts from sending, the grantor from receipt: we give up first
         bindings = [binding(key, attempt.number) for key, attempt in held]
         request = pb.RenewRequest(worker=self._worker, epoch=self._epoch, bindings=bindings)
-        call = stub_for(self._channels, source).Renew(request, timeout=self._patience_s(held, sent_at))
+        patience_s = self._patience_s(held, sent_at)
+        call = stub_for(self._channels, source).Renew(request, timeout=patience_s)
         try:
             reply = await reply_from(source.worker, call)
         except PeerError:
-            self._expire(held)
+            self._expire(held, sent_at + patience_s)
             return
         unknown = {(b.request, b.placement, b.try_number) for b in reply.unknown}
         for key, attempt in held:
@@ -132,8 +133,10 @@ class Leases:
         left_s = min(attempt.renewed_at for _, attempt in held) + self._lease_s * GIVE_UP_SHARE - now
         return min(RPC_TIMEOUT_S, max(left_s, self._lease_s / 24))
 
-    def _expire(self, held: list[tuple[SequenceKey, Attempt]]) -> None:
+    def _expire(self, held: list[tuple[SequenceKey, Attempt]], deadline: float) -> None:
         now = time.monotonic()
+        if now - deadline > self._lease_s / 12:
+            return  # it is us who were paused: the answer may have come meanwhile, so ask once more
         for _, attempt in held:
             if now - attempt.renewed_at >= self._lease_s * GIVE_UP_SHARE:
                 attempt.lose("the prefill worker does not answer")

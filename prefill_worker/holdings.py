@@ -124,6 +124,11 @@ class Holdings:
             holding.follower.cancel()
         self._on_ended(holding)
 
+    def end_all(self) -> None:
+        """Let go of every binding: we are leaving."""
+        for key in list(self._held):
+            self.end(key)
+
     def reap(self) -> list[Holding]:
         """End and return the bindings whose lease is over."""
         now = time.monotonic()

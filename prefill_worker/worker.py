@@ -69,6 +69,7 @@ class PrefillWorker:
             edge.spawn(self._intake.run(), "intake")
             return await edge.serve(signals, lambda: not len(self._holdings))
         finally:
+            self._holdings.end_all()
             await edge.leave()
 
     def _core(self, staging: Staging) -> PrefillCore:

@@ -168,7 +168,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         self.health = WorkerHealth.DRAINING
         self.touch()
         await self._drain(signals, is_idle)
-        return 0
+        return 1 if self.crashed.done() else 0
 
     async def leave(self) -> None:
         """Leave the registry, then close everything."""
@@ -228,7 +228,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         hurry = asyncio.create_task(signals.hurry.wait())
         try:
             async with asyncio.timeout(self.settings.drain_s):
-                while not is_idle() and not hurry.done():
+                while not (is_idle() or hurry.done() or self.crashed.done()):
                     await asyncio.wait({hurry}, timeout=0.05)
         except TimeoutError:
             logger.warning("work is left after %.0f s of draining", self.settings.drain_s)

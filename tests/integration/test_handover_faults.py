@@ -147,6 +147,27 @@ async def test_a_binding_that_is_not_held_any_more_is_tried_again_at_once(
     await fabric.until_idle()
 
 
+async def test_who_was_paused_itself_asks_again_before_it_gives_up(fabric: Fabric, scripted: ScriptedPrefill) -> None:
+    lease_s = 0.4
+    decode = await fabric.decode(lease_s=lease_s)
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    task = (await scripted.claim()).task
+    await scripted.bind(decode.record, binding_of(task))
+    await until(lambda: scripted.num_renewals, "the lease is renewed")
+    scripted.is_answering.clear()
+    num_renewals = scripted.num_renewals
+    await until(lambda: scripted.num_renewals > num_renewals, "a renewal is under way")
+    scripted.is_answering.set()
+    time.sleep(lease_s)  # noqa: ASYNC251 - the whole process stands still
+    num_renewals = scripted.num_renewals
+    await until(lambda: scripted.num_renewals > num_renewals + 2, "renewing goes on")
+    await scripted.announce(decode.record, binding_of(task), scripted.compute(PROMPT))
+    await scripted.commit(decode.record, binding_of(task), TOKENS[0])
+    assert (await client.answer("r")).tokens == TOKENS
+    await fabric.until_idle()
+
+
 async def test_b048_a_prefill_worker_restarts_at_its_address(fabric: Fabric, scripted: ScriptedPrefill) -> None:
     decode = await fabric.decode(lease_s=SHORT_LEASE_S)
     client = await fabric.client(decode.record)
@@ -205,9 +226,10 @@ async def test_a_request_that_is_cancelled_while_its_task_is_published_leaves_no
     publish = tasks.publish
 
     async def slow_publish(*arguments: object) -> EntryId:
+        entry = await publish(*arguments)  # type: ignore[arg-type]  # passed on
         is_called.set()
-        await may_go_on.wait()
-        return await publish(*arguments)  # type: ignore[arg-type]  # passed on
+        await may_go_on.wait()  # the answer is on its way
+        return entry
 
     monkeypatch.setattr(tasks, "publish", slow_publish)
     await client.place(make_job("r", PROMPT), decode.record)
@@ -232,6 +254,31 @@ async def test_an_engine_that_raises_ends_its_worker(fabric: Fabric) -> None:
     assert await decode.task == 1
     assert (await client.answer("other")).reason == "worker_draining"
     assert await fabric.broker.registry.workers() == []
+
+
+async def test_an_event_that_cannot_be_handled_ends_its_worker(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    monkeypatch.setattr(decode.worker._emitter, "emit", fail)
+    await client.place(make_job("r", PROMPT), decode.record)
+    assert await decode.task == 1  # else the request would wait for ever
+    assert (await client.answer("r")).reason == "worker_draining"
+
+
+async def test_an_engine_that_raises_while_its_worker_drains(fabric: Fabric) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    decode.valve.close()
+    await client.place(make_job("r", PROMPT), decode.record)
+    await until(lambda: decode.valve.is_holding, "it runs")
+    decode.signals.stop.set()
+    await until(lambda: decode.edge.health is WorkerHealth.DRAINING, "it drains")
+    decode.valve.fail(ZeroDivisionError())
+    assert await decode.task == 1
+    assert (await client.answer("r")).reason == "worker_draining"
 
 
 async def _with_broken(fabric: Fabric, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:

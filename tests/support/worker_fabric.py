@@ -167,7 +167,7 @@ async def running_fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabri
     monkeypatch.setattr(edge_module, "RedisBroker", SimpleNamespace(connect=lambda *_: fabric.broker))
     monkeypatch.setattr(edge_module, "LlamaModel", model)
     monkeypatch.setattr(edge_module, "ModelRunner", TaggedRunner)
-    monkeypatch.setattr(edge_module, "allocate_pages", lambda layout, num_blocks, buffer, device: buffer)
+    monkeypatch.setattr(edge_module, "allocate_pages", lambda layout, num_blocks, buffer, *_: buffer)
     monkeypatch.setattr(edge_module, "PoolSource", lambda memory, *_, **__: fabric.transfer.source(memory))
     monkeypatch.setattr(edge_module, "FeedHub", partial(FeedHub, grace_s=GRACE_S))
     monkeypatch.setattr(decode_worker.worker, "Puller", lambda memory, *_: SlowPuller(fabric.transfer.puller(memory)))

@@ -72,6 +72,15 @@ async def test_it_ends_once(told: Told) -> None:
     assert holdings.get(holding.key) is None
 
 
+async def test_all_of_them_end_when_the_worker_leaves(told: Told) -> None:
+    holdings = told.holdings()
+    both = [hold(holdings, "a"), hold(holdings, "b")]
+    holdings.end_all()
+    assert len(holdings) == 0
+    assert told.ended == both
+    assert told.commands == [Release(holding.key) for holding in both]
+
+
 async def test_ending_stops_the_announcer_unless_it_is_the_announcer_that_ends(told: Told) -> None:
     holdings = told.holdings()
     holding, other = hold(holdings), hold(holdings, "other")
