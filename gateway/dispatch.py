@@ -126,7 +126,7 @@ class Dispatcher:
     def take(self, source: Source, event: pb.FeedEvent) -> None:
         """Take an event from a feed."""
         stream = self._streams.get(RequestId(event.request))
-        if stream is None or not stream.take(source, event):
+        if stream is None or self._is_foreign(source, stream, event) or not stream.take(source, event):
             self._refuse(source, event)
         elif event.HasField("accepted") and event.accepted.needs_prompt:
             self._spawn(self._send_prompt(source, stream))
@@ -135,6 +135,20 @@ class Dispatcher:
         """A worker's feed is broken."""
         for stream in self._streams.values():
             stream.lose(source, reason)
+
+    def _is_foreign(self, source: Source, stream: Stream, event: pb.FeedEvent) -> bool:
+        """Whether a worker of another version of the model has taken the job, out of the waiting set that all versions
+        share. Its placement is given up. Later events need no look: they are taken from the acceptor alone."""
+        if not (event.HasField("accepted") or event.tokens.is_early):
+            return False
+        record = self.feeds.record(source)
+        if record is None or event.placement != stream.placement:
+            return False
+        stream.fingerprint = stream.fingerprint or record.fingerprint
+        is_foreign = record.fingerprint != stream.fingerprint
+        if is_foreign and stream.is_awaited:
+            stream.give_up(f"{source.worker} serves another version of the model")
+        return is_foreign
 
     async def _next(self, stream: Stream) -> StreamItem:
         """Wait for the next item; while nobody has accepted the placement, make sure that it is somewhere."""
@@ -188,7 +202,7 @@ class Dispatcher:
 
     async def _place(self, stream: Stream) -> None:
         request = stream.request
-        workers = self.roster.decode_workers(request.model)
+        workers = self._workers(stream)
         if not workers and stream.num_failures == 0:
             raise Overloaded("no decode worker is ready to take the request", retry_after_s=2.0)
         stream.begin_placement()
@@ -199,6 +213,18 @@ class Dispatcher:
         placed = await self._jobs(stream).place(self._job(stream), num_blocks, candidates)
         if isinstance(placed, Placed):
             stream.target = Source(placed.worker, placed.epoch)
+
+    def _workers(self, stream: Stream) -> list[WorkerState]:
+        """Return the workers of the version of the model that must answer; while nothing was shown and no other one is
+        ready, of any."""
+        workers = self.roster.decode_workers(stream.request.model)
+        akin = [state for state in workers if state.record.fingerprint == stream.fingerprint]
+        if akin or not workers:
+            return akin
+        if stream.shown:
+            raise WorkerLost("only workers of another version of the model are left")
+        stream.fingerprint = None
+        return workers
 
     def _job(self, stream: Stream) -> Job:
         request = stream.request

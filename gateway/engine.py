@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.messages.ids import ModelName, RequestId
+from common.messages.ids import Fingerprint, ModelName, RequestId
 from common.messages.registry import ModelCard
 from common.messages.sampling import SamplingParams
 
@@ -24,7 +24,8 @@ class FinishReason(enum.StrEnum):
 class GenerateRequest:
     """One choice to generate. `prompt_ids` is never empty.
 
-    `traceparent` and `tracestate` name the span that waits for the answer.
+    `traceparent` and `tracestate` name the span that waits for the answer. `fingerprint` names the version of the model
+    whose tokenizer made the ids.
     """
 
     request: RequestId
@@ -34,6 +35,7 @@ class GenerateRequest:
     cache_salt: str = ""
     traceparent: str = ""
     tracestate: str = ""
+    fingerprint: Fingerprint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,10 @@ class Feeds:
         """Whether events of that worker would reach us now."""
         return source in self._connected
 
+    def record(self, source: Source) -> WorkerRecord | None:
+        """Return what the registry says of that worker, None if it is not known (any more)."""
+        return self._records.get(source)
+
     def stub(self, source: Source) -> "WorkerAsyncStub | None":
         """Return a client of that worker, None if it is not known (any more)."""
         record = self._records.get(source)

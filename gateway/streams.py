@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass
 
 from common.messages.chain import EMPTY_CHAIN, extend_chain
-from common.messages.ids import Epoch, PlacementNumber, WorkerId
+from common.messages.ids import Epoch, Fingerprint, PlacementNumber, WorkerId
 from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
 from gateway.spans import QueueSpan
 from proto import worker_pb2 as pb
@@ -56,6 +56,8 @@ class Stream:
         """The worker that accepted the current placement."""
         self.target: Source | None = None
         """The worker in whose stream the job was put, if one had room."""
+        self.fingerprint: Fingerprint | None = request.fingerprint
+        """The version of the model that answers: one alone, as another would go on with other tokens. None: any."""
         self.shown: list[int] = []
         """Every token taken, by the client's reader or waiting for it."""
         self.is_over = False

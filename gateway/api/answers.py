@@ -100,6 +100,7 @@ async def _accept(http: web.Request, service: Service, request: ValidRequest, en
         cache_salt=request.cache_salt,
         traceparent=http[SPAN].traceparent,
         tracestate=http[SPAN].tracestate,
+        fingerprint=model.card.fingerprint,
     )
     heading = heading_of(http, endpoint.id_prefix, model, includes_usage=request.includes_usage)
     return Accepted(request, generate, model, heading, endpoint.shape(heading))

@@ -3,7 +3,7 @@
 import asyncio
 
 from common.broker.memory_broker import MemoryBroker
-from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
+from common.messages.ids import EntryId, Epoch, Fingerprint, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
 from common.messages.job import Job
 from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
 from common.rpc.server import bind, make_server
@@ -20,12 +20,22 @@ MODEL = ModelName("m")
 class ScriptedWorker:
     """Takes jobs from the broker; `jobs`, `cancels` and `prompts` are what gateways sent, in order."""
 
-    def __init__(self, broker: MemoryBroker, name: str, epoch: int, *, num_blocks: int = 100, seats: int = 4) -> None:
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        name: str,
+        epoch: int,
+        *,
+        num_blocks: int = 100,
+        seats: int = 4,
+        fingerprint: Fingerprint = FINGERPRINT,
+    ) -> None:
         self._broker = broker
         self.worker = WorkerId(name)
         self.epoch = Epoch(epoch)
         self.num_blocks = num_blocks
         self.seats = seats
+        self.fingerprint = fingerprint
         self.feeds = FeedHub(lambda gateway: None)
         self.jobs: asyncio.Queue[Job] = asyncio.Queue()
         self.cancels: asyncio.Queue[tuple[RequestId, PlacementNumber]] = asyncio.Queue()
@@ -45,7 +55,7 @@ class ScriptedWorker:
             role=Role.DECODE,
             epoch=self.epoch,
             model=MODEL,
-            fingerprint=FINGERPRINT,
+            fingerprint=self.fingerprint,
             address=f"127.0.0.1:{port}",
             pid=1,
             num_blocks=self.num_blocks,
