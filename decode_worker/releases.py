@@ -135,8 +135,10 @@ class Leases:
 
     def _expire(self, held: list[tuple[SequenceKey, Attempt]], deadline: float) -> None:
         now = time.monotonic()
-        if now - deadline > self._lease_s / 12:
-            return  # it is us who were paused: the answer may have come meanwhile, so ask once more
+        oldest = now - self._lease_s * GIVE_UP_SHARE
+        was_paused = now - deadline > self._lease_s / 12
         for _, attempt in held:
-            if now - attempt.renewed_at >= self._lease_s * GIVE_UP_SHARE:
+            if was_paused:  # it is us who did not listen: ask for one interval more
+                attempt.renewed_at = max(attempt.renewed_at, oldest + self._lease_s / 6)
+            elif attempt.renewed_at <= oldest:
                 attempt.lose("the prefill worker does not answer")

@@ -1,7 +1,6 @@
 """Workers die, freeze, restart and refuse, Redis goes away: the request ends with the tokens of an undisturbed one."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 import decode_worker.receiver
 from common.errors import BrokerUnavailable
 from common.messages.ids import EntryId, Epoch
+from common.messages.job import PrefillTask
 from common.messages.registry import WorkerHealth, WorkerLoad
 from tests.support.broker_records import FINGERPRINT
 from tests.support.feed_client import Answer, make_job
@@ -83,11 +83,18 @@ async def test_a_task_that_nobody_binds_is_published_again_and_then_kept(
     monkeypatch.setattr(decode_worker.receiver, "BIND_TIMEOUT_S", 0.05)
     decode = await fabric.decode()
     client = await fabric.client(decode.record)
+    tasks, published = fabric.broker.tasks(FINGERPRINT), []
+    publish = tasks.publish
+
+    async def watched_publish(task: PrefillTask) -> EntryId:
+        entry = await publish(task)
+        published.append((task.try_number, await fabric.num_tasks()))
+        return entry
+
+    monkeypatch.setattr(tasks, "publish", watched_publish)
     await client.place(make_job("r", PROMPT), decode.record)
-    for number in (1, 2, 3):
-        assert (await scripted.claim()).task.try_number == number
-        assert await fabric.num_tasks() == 1  # the older one is deleted
     assert (await client.answer("r")).tokens == TOKENS
+    assert published == [(1, 1), (2, 1), (3, 1)]  # the older one is deleted
     await fabric.until_idle()
 
 
@@ -113,20 +120,13 @@ async def test_b042_the_prefill_worker_has_a_smaller_pool(fabric: Fabric) -> Non
     await fabric.until_idle()
 
 
-async def test_a_frozen_prefill_worker_is_given_up_before_it_may_let_go(
-    fabric: Fabric, scripted: ScriptedPrefill
-) -> None:
-    lease_s = 1.2
-    decode = await fabric.decode(lease_s=lease_s)
+async def test_a_frozen_prefill_worker_is_given_up(fabric: Fabric, scripted: ScriptedPrefill) -> None:
+    decode = await fabric.decode(lease_s=SHORT_LEASE_S)
     client = await fabric.client(decode.record)
     await client.place(make_job("r", PROMPT), decode.record)
-    task = (await scripted.claim()).task
+    await scripted.bind(decode.record, binding_of((await scripted.claim()).task))
     scripted.is_answering.clear()
-    bound_at = time.monotonic()
-    await scripted.bind(decode.record, binding_of(task))
-    second = (await scripted.claim()).task
-    assert second.try_number == 2
-    assert time.monotonic() - bound_at < lease_s
+    assert (await scripted.claim()).task.try_number == 2
     scripted.is_answering.set()
     await client.cancel(decode.record, "r")
     await fabric.until_idle()
@@ -147,29 +147,8 @@ async def test_a_binding_that_is_not_held_any_more_is_tried_again_at_once(
     await fabric.until_idle()
 
 
-async def test_who_was_paused_itself_asks_again_before_it_gives_up(fabric: Fabric, scripted: ScriptedPrefill) -> None:
-    lease_s = 0.4
-    decode = await fabric.decode(lease_s=lease_s)
-    client = await fabric.client(decode.record)
-    await client.place(make_job("r", PROMPT), decode.record)
-    task = (await scripted.claim()).task
-    await scripted.bind(decode.record, binding_of(task))
-    await until(lambda: scripted.num_renewals, "the lease is renewed")
-    scripted.is_answering.clear()
-    num_renewals = scripted.num_renewals
-    await until(lambda: scripted.num_renewals > num_renewals, "a renewal is under way")
-    scripted.is_answering.set()
-    time.sleep(lease_s)  # noqa: ASYNC251 - the whole process stands still
-    num_renewals = scripted.num_renewals
-    await until(lambda: scripted.num_renewals > num_renewals + 2, "renewing goes on")
-    await scripted.announce(decode.record, binding_of(task), scripted.compute(PROMPT))
-    await scripted.commit(decode.record, binding_of(task), TOKENS[0])
-    assert (await client.answer("r")).tokens == TOKENS
-    await fabric.until_idle()
-
-
 async def test_b048_a_prefill_worker_restarts_at_its_address(fabric: Fabric, scripted: ScriptedPrefill) -> None:
-    decode = await fabric.decode(lease_s=SHORT_LEASE_S)
+    decode = await fabric.decode(lease_s=1.0)
     client = await fabric.client(decode.record)
     await client.place(make_job("old", PROMPT), decode.record)
     await scripted.bind(decode.record, binding_of((await scripted.claim()).task))
@@ -184,7 +163,7 @@ async def test_b048_a_prefill_worker_restarts_at_its_address(fabric: Fabric, scr
     assert (again.request, again.try_number) == ("old", 2)
     await client.cancel(decode.record, "old")
     num_renewals = scripted.num_renewals
-    await until(lambda: scripted.num_renewals > num_renewals + 3, "renewing goes on")
+    await until(lambda: scripted.num_renewals > num_renewals + 1, "renewing goes on")
     await client.cancel(decode.record, "new")
     await until(lambda: ("new", 1, 1) in scripted.released, "and so does releasing")
     await fabric.until_idle()

@@ -153,7 +153,7 @@ async def test_b039_a_lease_that_is_not_renewed_ends(author: ScriptedAuthor, pre
 
 
 async def test_a_lease_that_is_renewed_goes_on(author: ScriptedAuthor, prefill: Node[PrefillWorker]) -> None:
-    author.lease_s = 0.2
+    author.lease_s = 0.4
     await author.publish("kept", PROMPT)
     await author.publish("left", PROMPT)
     await commit_of(author, "kept")

@@ -145,6 +145,10 @@ class Fabric:
             await client.close()
         await asyncio.gather(*(node.stop() for node in self.nodes if not node.task.done()))
 
+    async def _is_open(self, node: Node[Any]) -> bool:
+        states = await self.broker.registry.workers()
+        return any(state.record == node.record and state.load.health is WorkerHealth.READY for state in states)
+
     async def _start(self, kind: Callable[..., WorkerT], name: str, options: dict[str, Any]) -> Node[WorkerT]:
         num_blocks = options.pop("num_blocks", 64)
         epoch = options.pop("epoch", None) or Epoch(secrets.randbits(62))
@@ -156,6 +160,7 @@ class Fabric:
         assert not node.task.done(), await node.task
         assert node.edge._heart is not None
         node.record = node.edge._heart._record
+        await until(partial(self._is_open, node), f"the registry knows that {name} is ready")
         return node
 
 
