@@ -32,10 +32,10 @@ class ModelView:
 
     @property
     def needs_card(self) -> bool:
-        """Whether the card must be read (again): it is large and changes only with the model."""
+        """Whether the card must be read (again): it is large, and changes only when its version has left."""
         if self.card is None:
             return True
-        fingerprints = {state.record.fingerprint for state in self.workers}
+        fingerprints = {state.record.fingerprint for state in self.workers if state.record.role is Role.DECODE}
         return bool(fingerprints) and self.card.fingerprint not in fingerprints
 
 

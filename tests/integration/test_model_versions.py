@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
 from common.errors import WorkerLost
 from common.messages.chain import chain_of
 from common.messages.codec import unpack_ids
-from common.messages.ids import Fingerprint, GatewayId, RequestId
+from common.messages.ids import Epoch, Fingerprint, GatewayId, RequestId, WorkerId
 from common.messages.job import Job
+from common.messages.registry import Role, WorkerHealth, WorkerLoad
 from common.messages.sampling import SamplingParams
 from common.rpc.channels import Channels
 from common.telemetry.metrics import GatewayMetrics
@@ -23,6 +25,7 @@ from gateway.feeds import Feeds
 from gateway.roster import ModelView, Roster
 from gateway.streams import Source
 from proto import worker_pb2 as pb
+from tests.support.broker_records import make_card
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL, SECRET, ScriptedWorker
 
@@ -147,3 +150,16 @@ async def test_without_the_own_version_any_may_answer_from_the_start(upgrade: Up
     running = asyncio.create_task(upgrade.ids(OLD))
     answer(new, await job_of(new), [9])
     assert await running == [9]
+
+
+async def test_the_card_follows_the_decode_workers(upgrade: Upgrade) -> None:
+    """A prefill worker of the old version does not keep its tokenizer in use."""
+    old = await upgrade.add_worker(OLD)
+    await upgrade.broker.registry.publish_card(replace(make_card(), fingerprint=OLD))
+    await until(lambda: [card.fingerprint for card in upgrade.roster.cards()] == [OLD])
+    prefill = replace(old.record, worker=WorkerId("prefill-1"), epoch=Epoch(9), role=Role.PREFILL)
+    await upgrade.broker.registry.beat(prefill, WorkerLoad(health=WorkerHealth.READY))
+    await upgrade.add_worker(NEW)
+    await upgrade.broker.registry.publish_card(replace(make_card(), fingerprint=NEW))
+    await old.stop()
+    await until(lambda: [card.fingerprint for card in upgrade.roster.cards()] == [NEW])
