@@ -1,11 +1,9 @@
 """Listening: the application on a port, with the limits that protect it from its clients."""
 
-import logging
-
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from common.errors import InvalidSetting
+from common.telemetry.endpoint import http_logger
 from gateway.api.keys import SERVICE
 
 MAX_HEADERS = 100
@@ -25,7 +23,7 @@ async def serve(app: web.Application, host: str, port: int, reuse_port: bool = F
     runner = web.AppRunner(
         app,
         access_log=None,
-        logger=_logger_of_http(),
+        logger=http_logger("gateway.http"),
         handler_cancellation=True,
         auto_decompress=False,
         keepalive_timeout=app[SERVICE].settings.keep_alive_s,
@@ -58,14 +56,3 @@ async def close(runner: web.AppRunner, grace_s: float) -> bool:
     is_complete = await runner.app[SERVICE].admission.drain(grace_s)
     await runner.cleanup()
     return is_complete
-
-
-def _logger_of_http() -> logging.Logger:
-    """Return aiohttp's logger without the tracebacks that any client could fill it with by sending nonsense."""
-    logger = logging.getLogger("gateway.http")
-    logger.addFilter(_is_worth_a_line)
-    return logger
-
-
-def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

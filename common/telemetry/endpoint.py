@@ -1,9 +1,11 @@
 """The small HTTP listener of a worker: is it alive, is it ready, what has it counted."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -39,11 +41,24 @@ def health_app(registry: CollectorRegistry, report: Callable[[], HealthReport]) 
     return app
 
 
+def http_logger(name: str) -> logging.Logger:
+    """Return a logger for an HTTP server, without the tracebacks that nonsense from anybody would fill it with."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_is_worth_a_line)
+    return logger
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 class HealthServer:
     """Serves a health application on the running event loop from `start` to `close`."""
 
     def __init__(self, registry: CollectorRegistry, report: Callable[[], HealthReport]) -> None:
-        self._runner = web.AppRunner(health_app(registry, report), access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            health_app(registry, report), access_log=None, handle_signals=False, logger=http_logger("telemetry.http")
+        )
 
     async def start(self, host: str, port: int = 0) -> int:
         """Listen, port 0 for any; return the port. Raises `InvalidSetting`."""

@@ -1,5 +1,6 @@
 """Metrics: their names, what moves them, and that no client can add series."""
 
+import asyncio
 import random
 import string
 from collections.abc import AsyncIterator
@@ -204,3 +205,11 @@ async def test_metrics_are_served_in_the_form_asked_for(serving: Serving, worker
 async def test_a_port_in_use_is_a_bad_setting(serving: Serving, worker: WorkerMetrics) -> None:
     with pytest.raises(InvalidSetting, match="metrics address"):
         await HealthServer(worker.registry, lambda: serving.report).start("127.0.0.1", serving.port)
+
+
+async def test_nonsense_on_the_port_fills_no_log(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+    writer.write(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+    assert (await reader.read()).split()[1] == b"400"
+    writer.close()
+    assert caplog.records == []
