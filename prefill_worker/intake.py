@@ -13,7 +13,7 @@ from collections.abc import Callable
 from common.broker.protocols import Delivery, TaskQueue
 from common.errors import BrokerUnavailable, MalformedRecord, PeerError
 from common.messages.codec import unpack_ids
-from common.messages.ids import Epoch, Fingerprint, WorkerId
+from common.messages.ids import EntryId, Epoch, Fingerprint, WorkerId
 from common.messages.registry import WorkerRecord
 from common.rpc.channels import Channels
 from common.rpc.failures import reply_from
@@ -31,6 +31,9 @@ RETRY_S = 0.5
 BIND_TIMEOUT_S = 2.0
 ORPHAN_IDLE_S = 30.0
 """A task that was claimed this long ago and is still there: its author deletes it sooner, if it lives."""
+
+AUTHOR_CHECK_S = 2.0
+"""Authors of our own recent claims are looked at this often: a few look-ups in memory."""
 
 
 class Intake:
@@ -61,6 +64,8 @@ class Intake:
         self._has_room = has_room
         self._room = asyncio.Event()
         self._arrivals = itertools.count()
+        self._claims: dict[EntryId, tuple[float, Delivery]] = {}
+        """What we claimed in the last `ORPHAN_IDLE_S`, and when: orphaned if its author dies meanwhile."""
 
     def touch(self) -> None:
         """The engine's load has changed: there may be room now."""
@@ -73,13 +78,32 @@ class Intake:
             try:
                 delivery = await self._tasks.claim(self._worker, self._epoch, CLAIM_BLOCK_S)
                 if delivery is not None:
+                    self._claims[delivery.entry] = (time.monotonic(), delivery)
                     await self.take(delivery)
             except BrokerUnavailable as error:
                 logger.warning("cannot claim prefill tasks: %s", error)
                 await asyncio.sleep(RETRY_S)
 
+    async def watch_authors(self) -> None:
+        """Remove tasks of ours whose author has died since we claimed them, until cancelled."""
+        while True:
+            await asyncio.sleep(AUTHOR_CHECK_S)
+            try:
+                await self.check_authors()
+            except BrokerUnavailable as error:
+                logger.warning("cannot look for the authors of tasks: %s", error)
+
+    async def check_authors(self) -> None:
+        """Delete the tasks of our recent claims whose author's epoch is gone; forget the older ones."""
+        now = time.monotonic()
+        self._claims = {entry: claim for entry, claim in self._claims.items() if now - claim[0] < ORPHAN_IDLE_S}
+        for entry, (_, delivery) in list(self._claims.items()):
+            if await self._author(delivery) is None:
+                self._claims.pop(entry, None)
+                await self._tasks.delete(entry)
+
     async def sweep(self) -> None:
-        """Remove orphans until cancelled."""
+        """Remove orphans of everybody until cancelled: their claimers may have died too."""
         while True:
             await asyncio.sleep(ORPHAN_IDLE_S / 3)
             try:

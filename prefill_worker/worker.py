@@ -65,6 +65,7 @@ class PrefillWorker:
             await edge.register()
             await edge.load_model(self._core, self._announcer.deliver, self._intake.touch)
             edge.spawn(self._reap(), "reaper")
+            edge.spawn(self._intake.watch_authors(), "author watch")
             edge.spawn(self._intake.sweep(), "sweeper")
             edge.spawn(self._intake.run(), "intake")
             return await edge.serve(signals, lambda: not len(self._holdings))

@@ -208,6 +208,21 @@ async def test_the_task_of_an_author_that_is_gone_is_deleted(
     assert not author.binds
 
 
+async def test_the_task_of_an_author_that_dies_after_the_claim_is_deleted(
+    author: ScriptedAuthor, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_worker.intake, "AUTHOR_CHECK_S", 0.02)
+    author.is_answering.clear()  # so it dies between the claim and its answer
+    await fabric.prefill()
+    await author.publish("r", PROMPT)
+    await until(lambda: author.binds, "it is asked")
+    assert await fabric.num_tasks() == 1
+    await fabric.broker.registry.leave(author.record.worker, author.record.epoch)
+    tasks = fabric.broker.tasks(FINGERPRINT)
+    await until(lambda: not len(tasks._stream), "the orphan is deleted")
+    author.is_answering.set()
+
+
 async def test_orphans_of_dead_claimers_are_swept_and_others_left(
     author: ScriptedAuthor, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
