@@ -45,8 +45,12 @@ def look_at_transports(*, has_gpu: bool) -> Iterator[Finding]:
         "shared memory", "memfd over unix sockets" if is_shared else None, "workers of one host use TCP instead"
     )
     yield found("tcp", "loopback" if has_tcp else None, "processes cannot reach each other", is_required=True)
-    yield found("cuda ipc", "yes" if has_gpu and sys.platform == "linux" else None, "needs a GPU on Linux")
-    yield found("nixl", _version("nixl"), "RDMA between hosts needs it: pip install nixl")
+    yield found(
+        "cuda ipc",
+        "yes" if has_gpu and sys.platform == "linux" else None,
+        "planned: needs a GPU on Linux; pages of a GPU go through host memory today",
+    )
+    yield found("nixl", _version("nixl"), "planned: hosts exchange pages over TCP today")
 
 
 def _python() -> Finding:
