@@ -50,7 +50,7 @@ def look_at_transports(*, has_gpu: bool) -> Iterator[Finding]:
         "yes" if has_gpu and sys.platform == "linux" else None,
         "planned: needs a GPU on Linux; pages of a GPU go through host memory today",
     )
-    yield found("nixl", _version("nixl"), "planned: hosts exchange pages over TCP today")
+    yield found("nixl", _version("nixl"), "planned; hosts use TCP")
 
 
 def _python() -> Finding:
