@@ -71,7 +71,7 @@ status: ## every process with its role, health, blocks and queues
 	@$(BIN)/tandem status --state-dir $(STATE_DIR)
 
 chat: setup ## chat with the running model in the terminal
-	@$(BIN)/tandem chat $(if $(URL),--url $(URL))
+	@$(BIN)/tandem chat $(if $(URL),--url $(URL)) --temperature 0
 
 bench: setup ## load the running gateway and print tokens/s and latencies
 	@$(BIN)/tandem bench serve $(if $(URL),--url $(URL)) --concurrency 8 --requests 64 --input-tokens 128 --output-tokens 64

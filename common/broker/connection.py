@@ -80,7 +80,7 @@ class RedisConnection:
         if isinstance(error, ReadOnlyError):  # the primary is another one now: resolve its name again
             await self._commands.connection_pool.disconnect(inuse_connections=False)
             await self._blocking.connection_pool.disconnect(inuse_connections=False)
-        return BrokerUnavailable(f"Redis is unavailable: {error or type(error).__name__}")
+        return BrokerUnavailable(f"Redis is unavailable: {str(error) or type(error).__name__}")
 
 
 class StreamVanished(BrokerUnavailable):

@@ -48,7 +48,7 @@ class EngineSettings(ProcessSettings):
         choices=DISAGGREGATIONS,
     )
     local_prefill_max_tokens: int = setting(
-        16, "prompts whose uncached part is shorter are prefilled where they are decoded", integer(0), unit="tokens"
+        16, "prompts whose uncached part is no longer are prefilled where they are decoded", integer(0), unit="tokens"
     )
     lease_s: float = setting(6.0, "how long a silent peer's pages are held", number(0.1, 3600), unit="seconds")
 
