@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.lifecycle.exit_codes import EXIT_FAILURE, EXIT_OK
 from tandem.cluster.child import last_line
-from tandem.cluster.events import Failed, Loading, Narrator, Ready, events_from
+from tandem.cluster.events import Died, Draining, Failed, Loading, Narrator, Ready, events_from
 from tandem.cluster.state import StateDir
 from tandem.cluster.topology import child_environment
 
@@ -57,7 +57,7 @@ def _until_settled(report: int, narrate: Narrator) -> Iterator[int]:
                 yield EXIT_OK
             case Failed():
                 yield event.exit_code
-            case Loading():
+            case Loading() | Died() | Draining():
                 pass
 
 

@@ -13,8 +13,8 @@ from common.lifecycle.cgroup import cpu_quota
 from common.lifecycle.cores import available_cores, num_usable_cores
 from tandem.cluster import preflight, sweep, topology
 from tandem.cluster.child import ChildSpec
-from tandem.cluster.cluster import Cluster, Phase
-from tandem.cluster.events import Narrator, Ready
+from tandem.cluster.cluster import Cluster, Limits, Phase
+from tandem.cluster.events import Narrator, Ready, logged
 from tandem.cluster.identity import ref_of
 from tandem.cluster.ports import free_port
 from tandem.cluster.preflight import ModelFiles
@@ -50,14 +50,15 @@ async def run_cluster(settings: UpSettings, narrate: Narrator) -> None:
         checked = check(settings)
         state_dir.obtain_secret(settings.secret)
         with _run_dir(state_dir) as run_dir:
-            await _run(settings, checked, state_dir, run_dir, narrate)
+            await _run(settings, checked, state_dir, run_dir, logged(narrate, state_dir.log_file("supervisor")))
 
 
 async def _run(settings: UpSettings, checked: Checked, state_dir: StateDir, run_dir: Path, narrate: Narrator) -> None:
     port = settings.port or free_port(settings.host)
     redis_url, redis_specs = _redis(settings, checked, run_dir)
     site = _site(settings, redis_url, state_dir, run_dir, port)
-    cluster = Cluster(state_dir, _first_state(settings, checked, site), settings.ready_timeout_s)
+    limits = Limits(settings.ready_timeout_s, settings.drain_s)
+    cluster = Cluster(state_dir, _first_state(settings, checked, site), limits, narrate)
     observer = Observer(redis_url)
 
     async def redis_ready() -> None:

@@ -13,6 +13,7 @@ from common.errors import StartupError
 from common.lifecycle.exit_codes import EXIT_CONFIG
 from common.lifecycle.orphan import command_under
 from tandem.cluster.backoff import Backoff
+from tandem.cluster.events import Died, Narrator
 
 MAX_STARTS = 3
 """Lives that a process gets before the cluster is ready for the first time: a bug must not look like a slow start."""
@@ -45,22 +46,29 @@ class ChildSpec:
 
 
 class Child:
-    """Owns the process of one seat. `on_change` is called whenever the process changes."""
+    """Owns the process of one seat. `on_change` is called whenever the process changes; `narrate` hears of deaths."""
 
-    def __init__(self, spec: ChildSpec, log_file: Path, on_change: Callable[[], None]) -> None:
+    def __init__(self, spec: ChildSpec, log_file: Path, on_change: Callable[[], None], narrate: Narrator) -> None:
         self.spec = spec
         self._log_file = log_file
         self._on_change = on_change
+        self._narrate = narrate
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
         self._backoff = Backoff()
         self._is_settled = False
+        self._num_starts = 0
 
     @property
     def pid(self) -> int | None:
         """Who sits here now, None between two lives."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the process was started again."""
+        return max(0, self._num_starts - 1)
 
     def settle(self) -> None:
         """The cluster is ready: from now on the process is started again however often it dies."""
@@ -92,10 +100,11 @@ class Child:
         started_s = loop.time()
         with self._log_file.open("ab") as log:
             log_start = log.tell()
-            self._process = await self._spawn(log.fileno())
+            process = self._process = await self._spawn(log.fileno())
+        self._num_starts += 1
         self._on_change()
         try:
-            code = await self._process.wait()
+            code = await process.wait()
         except asyncio.CancelledError:
             self._kill()
             raise
@@ -104,6 +113,7 @@ class Child:
         if not self._stopping.is_set():
             delay_s = self._backoff.delay_after(loop.time() - started_s)
             self._refuse_if_hopeless(code, log_start)
+            self._narrate(Died(self.spec.name, process.pid, code, delay_s))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
 

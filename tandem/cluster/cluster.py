@@ -16,7 +16,8 @@ import msgspec
 
 from common.errors import StartupError
 from common.lifecycle.signals import StopSignals
-from tandem.cluster.child import WORKER_ROLES, ChildSpec
+from tandem.cluster.child import WORKER_ROLES, Child, ChildSpec
+from tandem.cluster.events import Draining, Narrator
 from tandem.cluster.identity import ref_of
 from tandem.cluster.state import ClusterState, ProcessEntry, StateDir
 from tandem.cluster.supervisor import Supervisor
@@ -30,14 +31,23 @@ class Phase:
     ready: Callable[[], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a cluster may take to become ready, and its running requests to finish (seconds)."""
+
+    ready_timeout_s: float
+    drain_s: float
+
+
 class Cluster:
     """Owns the processes of this host and their entry in the state directory, whose lock the caller holds."""
 
-    def __init__(self, state_dir: StateDir, state: ClusterState, ready_timeout_s: float) -> None:
+    def __init__(self, state_dir: StateDir, state: ClusterState, limits: Limits, narrate: Narrator) -> None:
         self._state_dir = state_dir
         self._state = state
-        self._ready_timeout_s = ready_timeout_s
-        self._supervisor = Supervisor(state_dir.log_file, self._record)
+        self._limits = limits
+        self._narrate = narrate
+        self._supervisor = Supervisor(state_dir.log_file, self._record, narrate)
 
     def worker_pids(self) -> dict[str, int | None]:
         """Return who sits in each worker's seat now."""
@@ -56,17 +66,19 @@ class Cluster:
                     self._settle(on_ready)
                     await _first_of(self._supervisor.fail(), signals.stop.wait())
             finally:
+                if signals.stop.is_set():
+                    self._narrate(Draining(self._limits.drain_s))
                 await self._supervisor.drain(signals.hurry)
 
     async def _bring_up(self, phases: Sequence[Phase]) -> None:
         try:
-            async with asyncio.timeout(self._ready_timeout_s):
+            async with asyncio.timeout(self._limits.ready_timeout_s):
                 for phase in phases:
                     self._supervisor.start(phase.specs)
                     await phase.ready()
         except TimeoutError:
             logs = self._state_dir.log_file("*")
-            raise StartupError(f"not ready after {self._ready_timeout_s:g} s (logs: {logs})") from None
+            raise StartupError(f"not ready after {self._limits.ready_timeout_s:g} s (logs: {logs})") from None
 
     def _settle(self, on_ready: Callable[[], None]) -> None:
         self._supervisor.settle()
@@ -77,12 +89,14 @@ class Cluster:
     def _record(self) -> None:
         self._state = msgspec.structs.replace(
             self._state,
-            processes=tuple(
-                ProcessEntry(child.spec.name, child.spec.role, None if child.pid is None else ref_of(child.pid))
-                for child in self._supervisor.children
-            ),
+            processes=tuple(_entry(child) for child in self._supervisor.children),
         )
         self._state_dir.write(self._state)
+
+
+def _entry(child: Child) -> ProcessEntry:
+    ref = None if child.pid is None else ref_of(child.pid)
+    return ProcessEntry(child.spec.name, child.spec.role, ref, child.num_restarts)
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:

@@ -1,9 +1,11 @@
-"""What a supervisor reports while it brings a cluster up: to its own terminal, or through a pipe to the `up --detach`
-that started it in the background."""
+"""What a supervisor reports: to its own terminal, or through a pipe to the `up --detach` that started it in the
+background. What outlasts the start goes to its log as well."""
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +25,32 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     state_dir: str
 
 
+class Died(msgspec.Struct, frozen=True, tag="died"):
+    """A process ended that nobody had stopped; the next one starts in `delay_s`. `code` < 0: killed by that signal."""
+
+    name: str
+    pid: int
+    code: int
+    delay_s: float
+
+    @property
+    def line(self) -> str:
+        """What happened, for people."""
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return f"{self.name} (pid {self.pid}) died ({how}), starting it again in {self.delay_s:g} s"
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """The cluster was told to stop; running requests get `limit_s` to finish."""
+
+    limit_s: float
+
+    @property
+    def line(self) -> str:
+        """What happens now, for people."""
+        return f"finishing what runs (at most {self.limit_s:g} s)"
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The cluster does not come up; `line` tells why."""
 
@@ -30,7 +58,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     exit_code: int
 
 
-Event = Loading | Ready | Failed
+Event = Loading | Ready | Died | Draining | Failed
 Narrator = Callable[[Event], None]
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -44,6 +72,20 @@ def narrate_into(descriptor: int) -> Narrator:
             os.write(descriptor, msgspec.json.encode(event) + b"\n")
 
     return narrate
+
+
+def logged(narrate: Narrator, log_file: Path) -> Narrator:
+    """Return a narrator that also appends what happens to a running cluster to `log_file`, one line each."""
+
+    def narrate_and_log(event: Event) -> None:
+        narrate(event)
+        if isinstance(event, Died | Draining):
+            time = datetime.now(UTC).isoformat(timespec="milliseconds")
+            # A full disk must not end a cluster that could go on.
+            with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as log:
+                log.write(f"{time} {event.line}\n")
+
+    return narrate_and_log
 
 
 def events_from(descriptor: int) -> Iterator[Event]:

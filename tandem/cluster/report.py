@@ -27,7 +27,10 @@ class KVBlocks(msgspec.Struct, frozen=True):
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
-    """One process; what only workers have is None for the others."""
+    """One process; what only workers have is None for the others.
+
+    `restarts` is None unless our supervisor keeps the process. `metrics` is where it serves /metrics (host:port).
+    """
 
     name: str
     role: str
@@ -40,6 +43,8 @@ class ProcessReport(msgspec.Struct, frozen=True):
     waiting: int | None = None
     reserved: int | None = None
     steps: int | None = None
+    restarts: int | None = None
+    metrics: str | None = None
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -88,15 +93,18 @@ def _supervised(
     if entry.role in WORKER_ROLES:
         row = next((row for row in workers if row.record.pid == pid and row.record.worker == entry.name), None)
         if row is not None:
-            return _worker(row)
-        return ProcessReport(entry.name, entry.role, pid, None, "", DEAD if pid is None else UNREGISTERED)
-    is_ready = is_gateway_ready if entry.role == ChildRole.GATEWAY else is_redis_there
-    address = f"{state.host}:{state.port}" if entry.role == ChildRole.GATEWAY else ""
+            return _worker(row, entry.restarts)
+        health = DEAD if pid is None else UNREGISTERED
+        return ProcessReport(entry.name, entry.role, pid, None, "", health, restarts=entry.restarts)
+    is_gateway = entry.role == ChildRole.GATEWAY
+    is_ready = is_gateway_ready if is_gateway else is_redis_there
+    address = f"{state.host}:{state.port}" if is_gateway else ""
     health = DEAD if pid is None else READY if is_ready else NOT_READY
-    return ProcessReport(entry.name, entry.role, pid, None, address, health)
+    metrics = address if is_gateway else None
+    return ProcessReport(entry.name, entry.role, pid, None, address, health, restarts=entry.restarts, metrics=metrics)
 
 
-def _worker(row: WorkerState) -> ProcessReport:
+def _worker(row: WorkerState, restarts: int | None = None) -> ProcessReport:
     record, load = row.record, row.load
     return ProcessReport(
         name=record.worker,
@@ -110,4 +118,6 @@ def _worker(row: WorkerState) -> ProcessReport:
         waiting=load.num_waiting,
         reserved=load.num_reserved,
         steps=load.num_steps,
+        restarts=restarts,
+        metrics=record.metrics_address or None,
     )

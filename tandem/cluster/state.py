@@ -3,7 +3,7 @@
 cluster.json    what runs (mode 0600: it holds the URL of Redis, password included)
 lock            held by the supervisor as long as it lives
 secret          shared secret of internal calls (mode 0600)
-logs/           one file per process
+logs/           one file per process; supervisor.log tells of their deaths
 run/            sockets; gone when the cluster is down
 """
 
@@ -30,11 +30,14 @@ LONGEST_SOCKET_FOLDER = 70
 
 
 class ProcessEntry(msgspec.Struct, frozen=True):
-    """A supervised process: its seat's name, its role, and who sits there now (None: between two lives)."""
+    """A supervised process: its seat's name, its role, who sits there now (None: between two lives), and how often
+    it was started again.
+    """
 
     name: str
     role: str
     ref: ProcessRef | None
+    restarts: int = 0
 
 
 class ClusterState(msgspec.Struct, frozen=True):

@@ -5,17 +5,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tandem.cluster.child import Child, ChildRole, ChildSpec
+from tandem.cluster.events import Narrator
 
 DRAIN_ORDER = ((ChildRole.GATEWAY,), (ChildRole.PREFILL, ChildRole.DECODE), (ChildRole.REDIS,))
 """Gateways stop accepting and finish their streams while the workers still compute; Redis leaves last."""
 
 
 class Supervisor:
-    """Owns the children of this process. `log_file_of` names a child's log; `on_change` hears of starts and ends."""
+    """Owns the children of this process. `log_file_of` names a child's log; `on_change` hears of starts and ends,
+    `narrate` of deaths.
+    """
 
-    def __init__(self, log_file_of: Callable[[str], Path], on_change: Callable[[], None]) -> None:
+    def __init__(self, log_file_of: Callable[[str], Path], on_change: Callable[[], None], narrate: Narrator) -> None:
         self._log_file_of = log_file_of
         self._on_change = on_change
+        self._narrate = narrate
         self._seats: list[tuple[Child, asyncio.Task[None]]] = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -27,7 +31,7 @@ class Supervisor:
     def start(self, specs: Iterable[ChildSpec]) -> None:
         """Start processes and watch them from now on."""
         for spec in specs:
-            child = Child(spec, self._log_file_of(spec.name), self._on_change)
+            child = Child(spec, self._log_file_of(spec.name), self._on_change, self._narrate)
             task = asyncio.create_task(child.keep(), name=f"keep {spec.name}")
             task.add_done_callback(self._take_failure)
             self._seats.append((child, task))

@@ -1,16 +1,17 @@
-"""Tells a person how a cluster comes up: one progress bar per worker, then where it is and how to use it."""
+"""Tells a person how a cluster comes up: one progress bar per worker, then where it is and how to use it. Later only
+what a person should know: deaths, and that a stop takes its time."""
 
 from types import TracebackType
 from typing import Self, assert_never
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tandem.cluster.events import Event, Failed, Loading, Ready
+from tandem.cluster.events import Died, Draining, Event, Failed, Loading, Ready
 from tandem.console import complain, notes, say
 
 
 class TerminalNarrator:
-    """Shows the events of one start. Without a terminal there are no bars, only the beginning and the end."""
+    """Shows the events of one cluster. Without a terminal there are no bars, only the beginning and the end."""
 
     def __init__(self, *, is_detached: bool) -> None:
         self._is_detached = is_detached
@@ -43,6 +44,11 @@ class TerminalNarrator:
             case Ready():
                 self._progress.stop()
                 say(greeting(event, is_detached=self._is_detached))
+            case Died():
+                notes.print(event.line, markup=False)
+            case Draining():
+                self._progress.stop()
+                notes.print(f"{event.line}; Ctrl-C again ends it now", markup=False)
             case Failed():
                 self._progress.stop()
                 complain(event.line)

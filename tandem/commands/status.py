@@ -22,7 +22,23 @@ from tandem.cluster.report import ProcessReport, StatusReport, report_of
 from tandem.cluster.state import DEFAULT_STATE_DIR, ClusterState, StateDir
 from tandem.console import notes, say, table_console
 
-COLUMNS = ("name", "role", "pid", "health", "address", "blocks free/total", "cached", "running", "waiting", "reserved")
+TEXT_COLUMNS = ("name", "role", "health", "address", "metrics")
+COLUMNS = (
+    "name",
+    "role",
+    "pid",
+    "restarts",
+    "health",
+    "address",
+    "blocks free/total",
+    "cached",
+    "running",
+    "waiting",
+    "reserved",
+    "metrics",
+)
+NARROWEST_WITH_METRICS = 140
+"""Columns of a terminal; a narrower one does without the last column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +46,8 @@ class StatusSettings:
     """Show every process of a cluster and the lengths of its queues.
 
     --json prints {"processes": [{"name", "role", "pid", "epoch", "address", "health", "kv": {"blocks_total",
-    "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps"}], "queues": {"waiting_jobs",
-    "prefill_tasks"}}; what only workers have is null for the others.
+    "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps", "restarts", "metrics"}], "queues":
+    {"waiting_jobs", "prefill_tasks"}}; what only workers have is null for the others.
     """
 
     state_dir: Path = setting(DEFAULT_STATE_DIR, "folder that was given to `tandem up`", path)
@@ -83,11 +99,13 @@ async def _is_gateway_ready(state: ClusterState) -> bool:
 
 def _show(report: StatusReport) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("name", "role", "health", "address") else "right")
+    console = table_console()
+    columns = COLUMNS if console.width >= NARROWEST_WITH_METRICS else COLUMNS[:-1]
+    for column in columns:
+        table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right")
     for process in report.processes:
-        table.add_row(*_row(process))
-    table_console().print(table)
+        table.add_row(*_row(process)[: len(columns)])
+    console.print(table)
     queues = report.queues
     if queues.waiting_jobs is None:
         notes.print("Redis does not answer: nothing is known about workers and queues")
@@ -101,6 +119,7 @@ def _row(process: ProcessReport) -> tuple[str, ...]:
         process.name,
         process.role,
         _shown(process.pid),
+        _shown(process.restarts),
         process.health,
         process.address,
         f"{kv.blocks_free}/{kv.blocks_total}" if kv else "",
@@ -108,6 +127,7 @@ def _row(process: ProcessReport) -> tuple[str, ...]:
         _shown(process.running),
         _shown(process.waiting),
         _shown(process.reserved),
+        process.metrics or "",
     )
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from common.errors import StartupError
 from tandem.cluster.child import ChildRole, ChildSpec
-from tandem.cluster.cluster import Cluster, Phase
+from tandem.cluster.cluster import Cluster, Limits, Phase
+from tandem.cluster.events import Died, Draining, Event, Narrator, logged
 from tandem.cluster.identity import ProcessRef, is_running, ref_of, send_signal, wait_for_end
 from tandem.cluster.state import ClusterState, StateDir
 from tandem.cluster.supervisor import Supervisor
@@ -53,6 +54,7 @@ class Watched:
     folder: Path
     changed: asyncio.Event
     hurry: asyncio.Event
+    events: list[Event]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -74,7 +76,9 @@ class Watched:
 @asynccontextmanager
 async def _watched(folder: Path) -> AsyncIterator[Watched]:
     changed = asyncio.Event()
-    watched = Watched(Supervisor(lambda name: folder / f"{name}.log", changed.set), folder, changed, asyncio.Event())
+    events: list[Event] = []
+    supervisor = Supervisor(lambda name: folder / f"{name}.log", changed.set, events.append)
+    watched = Watched(supervisor, folder, changed, asyncio.Event(), events)
     try:
         yield watched
     finally:
@@ -91,6 +95,9 @@ async def test_a_dead_child_is_started_again(tmp_path: Path) -> None:
         os.kill(first, signal.SIGKILL)
         await watched.until_up("decode-0", num_lives=2)
         assert watched.pid() not in (None, first)
+        assert watched.events == [Died("decode-0", first, -signal.SIGKILL, 0.1)]
+        assert watched.supervisor.children[0].num_restarts == 1
+    assert len(watched.events) == 1  # who was stopped did not die
 
 
 async def test_a_child_that_refuses_to_start_ends_everything_with_its_line(tmp_path: Path) -> None:
@@ -157,11 +164,13 @@ async def _never() -> None:
     await asyncio.Event().wait()
 
 
-def _cluster(state_dir: StateDir, ready_timeout_s: float = 30.0) -> Cluster:
+def _cluster(state_dir: StateDir, ready_timeout_s: float = 30.0, narrate: Narrator = lambda _: None) -> Cluster:
     state_dir.create()
     me = ref_of(os.getpid())
     assert me is not None
-    return Cluster(state_dir, ClusterState(me, "m", "redis://x", "127.0.0.1", 0, "run"), ready_timeout_s)
+    return Cluster(
+        state_dir, ClusterState(me, "m", "redis://x", "127.0.0.1", 0, "run"), Limits(ready_timeout_s, 7.0), narrate
+    )
 
 
 async def test_a_cluster_runs_until_it_is_told_to_stop(tmp_path: Path) -> None:
@@ -175,11 +184,27 @@ async def test_a_cluster_runs_until_it_is_told_to_stop(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     phases = [Phase([_spec("redis", WAITS, ChildRole.REDIS)], _ready), Phase([_spec("decode-0", WAITS)], _ready)]
-    await asyncio.wait_for(_cluster(state_dir).run(phases, on_ready), DEADLINE_S)
+    events: list[Event] = []
+    await asyncio.wait_for(_cluster(state_dir, narrate=events.append).run(phases, on_ready), DEADLINE_S)
+    assert events == [Draining(7.0)]
     assert seen[0].is_ready
     after = state_dir.read()
     assert after is not None
     assert [(entry.name, entry.ref) for entry in after.processes] == [("redis", None), ("decode-0", None)]
+
+
+def test_the_log_of_the_supervisor_tells_of_deaths(tmp_path: Path) -> None:
+    log_file = tmp_path / "supervisor.log"
+    events: list[Event] = []
+    narrate = logged(events.append, log_file)
+    for event in (Died("decode-0", 5685, -9, 1.0), Died("redis", 7, 3, 0.1), Draining(30.0)):
+        narrate(event)
+    assert len(events) == 3
+    assert [line.partition(" ")[2] for line in log_file.read_text().splitlines()] == [
+        "decode-0 (pid 5685) died (signal 9), starting it again in 1 s",
+        "redis (pid 7) died (exit code 3), starting it again in 0.1 s",
+        "finishing what runs (at most 30 s)",
+    ]
 
 
 async def test_a_cluster_that_is_not_ready_in_time_ends(tmp_path: Path) -> None:

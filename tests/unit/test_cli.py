@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.broker.overview import Overview
@@ -340,6 +341,21 @@ def test_status_joins_supervisor_and_registry() -> None:
     assert decode.kv is not None
     assert (decode.kv.blocks_free, decode.running, decode.waiting, decode.reserved, decode.steps) == (8, 1, 2, 1, 99)
     assert (report.queues.waiting_jobs, report.queues.prefill_tasks) == (2, 1)
+
+
+def test_status_tells_restarts_and_where_metrics_are() -> None:
+    me = ref_of(os.getpid())
+    assert me is not None
+    ours = _worker("decode-0", me.pid, WorkerHealth.READY)
+    ours = msgspec.structs.replace(ours, record=msgspec.structs.replace(ours.record, metrics_address="127.0.0.1:77"))
+    state = _state(me, ProcessEntry("decode-0", "decode", me, 3), ProcessEntry("gateway-0", "gateway", me))
+    report = report_of(state, Overview((ours, _worker("far-1", 1, WorkerHealth.READY)), 0, 0), is_gateway_ready=True)
+    assert [(row.name, row.restarts, row.metrics) for row in report.processes] == [
+        ("supervisor", None, None),
+        ("decode-0", 3, "127.0.0.1:77"),
+        ("gateway-0", 0, "127.0.0.1:8000"),
+        ("far-1", None, None),
+    ]
 
 
 def test_a_restarted_worker_is_shown_once() -> None:
