@@ -8,6 +8,7 @@ from typing import NoReturn
 from common.errors import StartupError, TandemError
 from common.lifecycle.exit_codes import EXIT_CONFIG, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
 from tandem.console import complain, say
+from tandem.invocation import invocation
 from tandem.version import version
 
 COMMANDS = {
@@ -55,7 +56,7 @@ def _dispatch(argv: Sequence[str]) -> int:
             code: int = importlib.import_module(f"tandem.commands.{command}").run(rest)
             return code
         case [command, *_]:
-            raise StartupError(f"no command {command!r}; there are {', '.join(COMMANDS)} (see tandem --help)")
+            raise StartupError(f"no command {command!r}; there are {', '.join(COMMANDS)} (see {invocation()} --help)")
         case _:
             raise AssertionError(argv)
 

@@ -11,6 +11,7 @@ from tandem.cluster.child import last_line
 from tandem.cluster.events import Died, Draining, Failed, Loading, Narrator, Ready, events_from
 from tandem.cluster.state import StateDir
 from tandem.cluster.topology import child_environment
+from tandem.invocation import INVOCATION_VARIABLE, invocation
 
 REPORT_VARIABLE = "TANDEM_REPORT_FD"
 """Tells the process in the background which descriptor to report to."""
@@ -39,7 +40,7 @@ def start_in_background(argv: Sequence[str], state_dir: StateDir, narrate: Narra
 def _spawn(argv: Sequence[str], log: int, report: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         (sys.executable, "-P", "-m", "tandem", "up", *argv, "--no-detach"),
-        env={**child_environment(), REPORT_VARIABLE: str(report)},
+        env={**child_environment(), REPORT_VARIABLE: str(report), INVOCATION_VARIABLE: invocation()},
         pass_fds=(report,),
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -16,7 +16,7 @@ from tandem.cluster.child import ChildSpec
 from tandem.cluster.cluster import Cluster, Limits, Phase
 from tandem.cluster.events import Narrator, Ready, logged
 from tandem.cluster.identity import ref_of
-from tandem.cluster.ports import free_port
+from tandem.cluster.ports import free_port, is_loopback
 from tandem.cluster.preflight import ModelFiles
 from tandem.cluster.readiness import wait_for_gateway, wait_for_workers
 from tandem.cluster.redis_binary import RedisBinary, require_redis
@@ -68,7 +68,7 @@ async def _run(settings: UpSettings, checked: Checked, state_dir: StateDir, run_
         await wait_for_workers(observer, cluster.worker_pids, narrate)
         await wait_for_gateway(url_of(settings.host, port))
 
-    ready = Ready(url_of(settings.host, port), checked.model.name, str(state_dir.path))
+    ready = Ready(url_of(settings.host, port), checked.model.name, str(state_dir.path), not is_loopback(settings.host))
     phases = (Phase(redis_specs, redis_ready), Phase(topology.cluster_specs(settings, site), everybody_ready))
     try:
         await cluster.run(phases, partial(narrate, ready))

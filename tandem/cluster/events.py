@@ -18,11 +18,12 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The cluster answers at `url`."""
+    """The cluster answers at `url`. `is_exposed`: also to other hosts."""
 
     url: str
     model: str
     state_dir: str
+    is_exposed: bool = False
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):

@@ -1,6 +1,7 @@
-"""TCP ports of this host: whether one can be had, and any that is free."""
+"""TCP ports of this host: whether one can be had, any that is free, and who could reach it."""
 
 import errno
+import ipaddress
 import socket
 
 from common.errors import InvalidSetting, StartupError
@@ -15,6 +16,12 @@ def free_port(host: str) -> int:
 def require_port(host: str, port: int) -> None:
     """Raise `StartupError` if nobody could listen there."""
     _socket_for(host, port).close()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a listener on `host`, which is an address of this host, is out of reach for other hosts."""
+    addresses = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in addresses)
 
 
 def _socket_for(host: str, port: int) -> socket.socket:

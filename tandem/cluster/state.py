@@ -22,6 +22,7 @@ import msgspec
 from common.errors import InvalidSetting, StartupError
 from common.lifecycle.exit_codes import one_line
 from tandem.cluster.identity import ProcessRef, is_running
+from tandem.invocation import invocation
 
 DEFAULT_STATE_DIR = Path(".tandem")
 RUN_DIR_PREFIX = "tandem-run-"
@@ -95,7 +96,7 @@ class StateDir:
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise
-                stop = f"tandem down --state-dir {self.path}"
+                stop = f"{invocation()} down --state-dir {self.path}"
                 raise StartupError(f"a cluster already runs in {self.path} (stop it with: {stop})") from error
             yield
 

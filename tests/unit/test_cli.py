@@ -10,14 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from common.broker.overview import Overview
 from common.errors import InsufficientMemory, InvalidSetting, StartupError
 from common.lifecycle.exit_codes import EXIT_CONFIG
-from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
-from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord, WorkerState
 from tandem import cli
 from tandem.bench.outcome import Outcome, percentile, summarise
 from tandem.bench.workload import plan_requests
@@ -25,9 +21,7 @@ from tandem.cluster import redis_binary
 from tandem.cluster.core_shares import CoreShare, share_cores
 from tandem.cluster.identity import ProcessRef, ref_of
 from tandem.cluster.preflight import check_memory, weights_bytes
-from tandem.cluster.readiness import loading_of
 from tandem.cluster.redis_server import shown_address
-from tandem.cluster.report import report_of
 from tandem.cluster.state import ClusterState, ProcessEntry, StateDir, url_of
 from tests.support.fake_gateway import FakeGateway, running
 
@@ -138,6 +132,7 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
     findings = {finding["name"]: finding for finding in report["findings"]}
     assert (code == 0) == report["ok"]
     assert {"cores", "memory", "gpu", "compiler", "redis", "shared memory", "tcp", "nixl", "python"} <= set(findings)
+    assert "/" not in findings["bundled model"]["value"]  # its folder would be wider than the table
     assert report["ok"] == all(finding["verdict"] != "missing" for finding in findings.values())
 
 
@@ -305,75 +300,3 @@ def test_urls() -> None:
 def _state(supervisor: ProcessRef | None, *processes: ProcessEntry) -> ClusterState:
     assert supervisor is not None
     return ClusterState(supervisor, "m", "redis://x", "127.0.0.1", 8000, "run", True, processes)
-
-
-def _worker(name: str, pid: int, health: WorkerHealth) -> WorkerState:
-    record = WorkerRecord(
-        WorkerId(name), Role.DECODE, Epoch(5), ModelName("m"), Fingerprint("f"), "127.0.0.1:9", pid, 10, 16, 100, 4
-    )
-    return WorkerState(record, WorkerLoad(health, 10, 8, 3, 1, 2, 1, 99, loading_fraction=0.5), 0.1)
-
-
-def test_status_joins_supervisor_and_registry() -> None:
-    me = ref_of(os.getpid())
-    assert me is not None
-    state = _state(
-        me,
-        ProcessEntry("redis", "redis", me),
-        ProcessEntry("prefill-0", "prefill", None),
-        ProcessEntry("decode-0", "decode", me),
-        ProcessEntry("gateway-0", "gateway", me),
-    )
-    overview = Overview(
-        (_worker("decode-0", me.pid, WorkerHealth.READY), _worker("far-1", 1, WorkerHealth.LOADING)), 2, 1
-    )
-    report = report_of(state, overview, is_gateway_ready=False)
-    rows = {process.name: process for process in report.processes}
-    assert [rows[name].health for name in ("supervisor", "redis", "prefill-0", "decode-0", "gateway-0", "far-1")] == [
-        "ready",
-        "ready",
-        "dead",
-        "ready",
-        "not ready",
-        "loading",
-    ]
-    decode = rows["decode-0"]
-    assert decode.kv is not None
-    assert (decode.kv.blocks_free, decode.running, decode.waiting, decode.reserved, decode.steps) == (8, 1, 2, 1, 99)
-    assert (report.queues.waiting_jobs, report.queues.prefill_tasks) == (2, 1)
-
-
-def test_status_tells_restarts_and_where_metrics_are() -> None:
-    me = ref_of(os.getpid())
-    assert me is not None
-    ours = _worker("decode-0", me.pid, WorkerHealth.READY)
-    ours = msgspec.structs.replace(ours, record=msgspec.structs.replace(ours.record, metrics_address="127.0.0.1:77"))
-    state = _state(me, ProcessEntry("decode-0", "decode", me, 3), ProcessEntry("gateway-0", "gateway", me))
-    report = report_of(state, Overview((ours, _worker("far-1", 1, WorkerHealth.READY)), 0, 0), is_gateway_ready=True)
-    assert [(row.name, row.restarts, row.metrics) for row in report.processes] == [
-        ("supervisor", None, None),
-        ("decode-0", 3, "127.0.0.1:77"),
-        ("gateway-0", 0, "127.0.0.1:8000"),
-        ("far-1", None, None),
-    ]
-
-
-def test_a_restarted_worker_is_shown_once() -> None:
-    me = ref_of(os.getpid())
-    overview = Overview((_worker("decode-0", 1, WorkerHealth.READY),), 0, 0)
-    report = report_of(_state(me, ProcessEntry("decode-0", "decode", me)), overview, is_gateway_ready=True)
-    assert [(row.name, row.health) for row in report.processes[1:]] == [("decode-0", "unregistered")]
-
-
-def test_status_without_redis_still_tells_who_runs() -> None:
-    me = ref_of(os.getpid())
-    report = report_of(_state(me, ProcessEntry("decode-0", "decode", me)), None, is_gateway_ready=True)
-    assert [process.health for process in report.processes] == ["ready", "unregistered"]
-    assert report.queues.waiting_jobs is None
-
-
-def test_what_an_earlier_process_left_in_the_registry_is_not_ready() -> None:
-    workers = [_worker("decode-0", 41, WorkerHealth.READY)]
-    assert loading_of(workers, {"decode-0": 42}).num_ready == 0
-    assert loading_of(workers, {"decode-0": 41}).fractions == {"decode-0": 1.0}
-    assert loading_of([_worker("decode-0", 41, WorkerHealth.LOADING)], {"decode-0": 41}).fractions == {"decode-0": 0.5}
