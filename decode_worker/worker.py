@@ -4,8 +4,6 @@ import asyncio
 import logging
 from typing import cast
 
-from common.cache.pool import BlockPool
-from common.cache.prefix import PrefixCache
 from common.lifecycle.epochs import new_epoch
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId
@@ -93,9 +91,8 @@ class DecodeWorker:
 
     def _core(self, staging: Staging) -> DecodeCore:
         settings, foundation = self._settings, self._edge.foundation
-        block_size = settings.block_size
-        pool = BlockPool(foundation.num_blocks, foundation.memory.generations)
-        prefix = PrefixCache(pool, block_size, foundation.fingerprint)
+        block_size = foundation.layout.block_size
+        pool, prefix = foundation.make_cache()
         scheduler = DecodeScheduler(
             pool,
             prefix,

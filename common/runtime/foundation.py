@@ -10,6 +10,8 @@ import msgspec
 import torch
 
 from common.cache.layout import KVLayout
+from common.cache.pool import BlockPool
+from common.cache.prefix import PrefixCache
 from common.errors import InsufficientMemory, InvalidSetting
 from common.lifecycle.cpu_flags import computes_bfloat16, cpu_flags
 from common.lifecycle.memory import available_memory_bytes
@@ -47,6 +49,11 @@ class Foundation:
     fingerprint: Fingerprint
     card: ModelCard
     memory: PoolMemory
+
+    def make_cache(self) -> tuple[BlockPool, PrefixCache]:
+        """Return the owner of the pool's blocks and its prefix cache; once, for the engine thread."""
+        pool = BlockPool(self.num_blocks, self.memory.generations)
+        return pool, PrefixCache(pool, self.layout.block_size, self.fingerprint)
 
 
 def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:
