@@ -120,7 +120,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
 
         `on_load` is called when the engine's load has changed.
         """
-        model = await asyncio.to_thread(self._load_weights)
+        model = await asyncio.to_thread(self._load_weights, asyncio.get_running_loop())
         pages, staging = self._allocate()
         runner = ModelRunner(model, pages, self.foundation.layout.block_size)
         self.engine = EngineThread(make_core(staging), runner)
@@ -196,12 +196,17 @@ class WorkerEdge(Generic[CommandT, EventT]):
         pages = allocate_pages(foundation.layout, foundation.num_blocks, device=foundation.device)
         return pages, HostStaging(pages, host_pages)
 
-    def _load_weights(self) -> LlamaModel:
+    def _load_weights(self, loop: asyncio.AbstractEventLoop) -> LlamaModel:
         foundation = self.foundation
-        return LlamaModel.load(foundation.checkpoint, foundation.dtype, self._note_progress, foundation.device)
+
+        def tell(fraction: float) -> None:  # called in the loading thread
+            loop.call_soon_threadsafe(self._note_progress, fraction)
+
+        return LlamaModel.load(foundation.checkpoint, foundation.dtype, tell, foundation.device)
 
     def _note_progress(self, fraction: float) -> None:
-        self._loading_fraction = fraction  # called in the loading thread; read by the next heartbeat
+        self._loading_fraction = fraction
+        self.touch()
 
     def _note(self, report: StepReport[EventT]) -> bool:
         has_changed = report.load != self.load
