@@ -215,16 +215,16 @@ class Dispatcher:
             stream.target = Source(placed.worker, placed.epoch)
 
     def _workers(self, stream: Stream) -> list[WorkerState]:
-        """Return the workers of the version of the model that must answer; while nothing was shown and no other one is
-        ready, of any."""
+        """Return the workers of the version of the model that must answer: prompt and shown tokens are ids of its
+        tokenizer, and mean something else to another version's."""
         workers = self.roster.decode_workers(stream.request.model)
+        if stream.fingerprint is None:
+            return workers
         akin = [state for state in workers if state.record.fingerprint == stream.fingerprint]
-        if akin or not workers:
-            return akin
-        if stream.shown:
-            raise WorkerLost("only workers of another version of the model are left")
-        stream.fingerprint = None
-        return workers
+        if workers and not akin:
+            reason = "only workers of another version of the model are left"
+            raise WorkerLost(reason) if stream.shown else Overloaded(reason, retry_after_s=1.0)
+        return akin
 
     def _job(self, stream: Stream) -> Job:
         request = stream.request

@@ -1,0 +1,105 @@
+"""A dispatcher over a memory broker and real feeds, with any number of scripted workers."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
+from common.messages.chain import chain_of
+from common.messages.codec import unpack_ids
+from common.messages.ids import Fingerprint, GatewayId
+from common.messages.job import Job
+from common.rpc.channels import Channels
+from common.telemetry.metrics import GatewayMetrics
+from gateway import dispatch as dispatch_module
+from gateway import roster as roster_module
+from gateway.dispatch import Dispatcher
+from gateway.engine import GenerateEvent, GenerateRequest, TokenDelta
+from gateway.feeds import Feeds
+from gateway.roster import ModelView, Roster
+from gateway.streams import Source
+from proto import worker_pb2 as pb
+from tests.support.broker_records import FINGERPRINT
+from tests.support.polling import until
+from tests.support.scripted_worker import MODEL, SECRET, ScriptedWorker
+
+DEADLINE_S = 5.0
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the timers of roster and dispatcher."""
+    monkeypatch.setattr(roster_module, "REFRESH_S", 0.01)
+    monkeypatch.setattr(dispatch_module, "ACCEPT_CHECK_S", 0.05)
+
+
+class DispatchHarness:
+    """One gateway's cluster view and dispatcher; two failures are allowed."""
+
+    def __init__(self) -> None:
+        index = MemoryModelIndex()
+        self.broker = MemoryBroker(MODEL, index=index)
+        metrics = GatewayMetrics(CollectorRegistry())
+        self.dispatcher = Dispatcher(GatewayId("g"), 2, metrics)
+        self.channels = Channels(SECRET)
+        self.feeds = Feeds(GatewayId("g"), self.channels, self.dispatcher.take, self.dispatcher.lose)
+        view = ModelView(self.broker.registry, self.broker.jobs)
+        self.roster = Roster(GatewayId("g"), self.feeds, index.models, lambda model: view, metrics)
+        self.dispatcher.attach(self.roster, self.feeds)
+        self._watching = asyncio.create_task(self.roster.watch())
+        self._workers: list[ScriptedWorker] = []
+
+    @property
+    def num_workers(self) -> int:
+        """Workers started so far."""
+        return len(self._workers)
+
+    async def add_worker(
+        self,
+        name: str,
+        epoch: int = 1,
+        *,
+        num_blocks: int = 100,
+        seats: int = 4,
+        fingerprint: Fingerprint = FINGERPRINT,
+    ) -> ScriptedWorker:
+        """Start a worker and wait until its feed is connected."""
+        worker = ScriptedWorker(self.broker, name, epoch, num_blocks=num_blocks, seats=seats, fingerprint=fingerprint)
+        self._workers.append(await worker.start())
+        await until(lambda: self.feeds.is_connected(Source(worker.worker, worker.epoch)))
+        return worker
+
+    async def collect(self, request: GenerateRequest) -> list[GenerateEvent]:
+        """Return all events of a request."""
+        async with asyncio.timeout(DEADLINE_S):
+            return [event async for event in self.dispatcher.generate(request)]
+
+    async def close(self) -> None:
+        """Stop everything."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self.dispatcher.close()
+        await self.feeds.close()
+        for worker in self._workers:
+            await worker.stop()
+        await self.channels.close()
+
+
+def answer(worker: ScriptedWorker, job: Job, ids: list[int], *, finish: str | None = "length") -> None:
+    """Accept the job, send the ids that come after what was shown, finish."""
+    worker.accept(job)
+    shown = unpack_ids(job.shown)
+    worker.send(job, tokens=pb.Tokens(index=len(shown), ids=ids, chain=chain_of(shown)))
+    if finish is not None:
+        worker.send(job, finished=pb.Finished(reason=finish, num_generated=len(shown) + len(ids)))
+
+
+async def job_of(worker: ScriptedWorker) -> Job:
+    """Return the next job that the worker is given."""
+    async with asyncio.timeout(DEADLINE_S):
+        return await worker.jobs.get()
+
+
+def ids_of(events: list[GenerateEvent]) -> list[int]:
+    """Return the tokens among events."""
+    return [token for event in events if isinstance(event, TokenDelta) for token in event.token_ids]
