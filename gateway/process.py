@@ -82,18 +82,20 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
             runner = await serve(app, settings.host, settings.port, settings.reuse_port)
             logger.info("listening on %s:%d", settings.host, settings.port)
             await signals.stop.wait()
-            await _close(runner, settings.drain_s, signals)
+            await close_gently(runner, settings.drain_s, signals)
     await asyncio.to_thread(flush_tracing)
     return 0
 
 
-async def _close(runner: web.AppRunner, drain_s: float, signals: StopSignals) -> None:
-    """Drain; a second signal ends the waiting."""
+async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSignals) -> None:
+    """Drain for up to `drain_s`; a second signal ends the waiting, and what still runs by its error event."""
     closing = asyncio.create_task(close(runner, drain_s))
     hurry = asyncio.create_task(signals.hurry.wait())
     await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    if not closing.done():
-        await runner.cleanup()
-        closing.cancel()
     hurry.cancel()
-    await asyncio.gather(closing, hurry, return_exceptions=True)
+    if closing.done():
+        await closing
+        return
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    await close(runner, 0)

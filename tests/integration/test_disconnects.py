@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from common.lifecycle.signals import StopSignals
 from gateway.api.keys import SERVICE
+from gateway.process import close_gently
 from tests.support.gateway_server import Gateway, chat_body, parse_events, raw_request, running_gateway
+from tests.support.polling import until
 from tests.support.scripted_engine import ScriptedEngine, Silence, Stop, Until
 from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
 
@@ -145,6 +148,21 @@ async def test_b109_at_the_limit_a_stream_ends_by_an_error_event(gateway: Gatewa
     events = parse_events(rest[rest.index(b"data: ") :])
     assert events[-1]["error"]["code"] == "draining"
     await gateway.engine.until_running(0)
+
+
+async def test_b109_a_second_signal_ends_streams_by_an_error_event(gateway: Gateway) -> None:
+    gateway.engine.play([*byte_ids(TOKENIZER, "a"), Silence()])
+    signals = StopSignals()
+    async with gateway.connection() as (reader, writer):
+        writer.write(raw_request(CHAT, chat_body(stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        await reader.readuntil(b'"a"')
+        closing = asyncio.create_task(close_gently(gateway.runner, 60, signals))
+        await until(lambda: gateway.runner.app[SERVICE].admission.is_draining, "it drains")
+        signals.hurry.set()
+        rest = await reader.read()
+        await closing
+    events = parse_events(rest[rest.index(b"data: ") :])
+    assert events[-1]["error"]["code"] == "draining"
 
 
 async def test_no_descriptor_is_left_behind(gateway: Gateway) -> None:
