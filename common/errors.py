@@ -18,12 +18,14 @@ TandemError
 │   ├── WorkerLost
 │   ├── InvalidLogits
 │   ├── DeadlineExceeded
+│   ├── RequestCancelled        somebody asked for its end
 │   └── DoesNotFit              more tokens than the worker can ever hold
 ├── PeerError                   a message or page of another process cannot be used
 │   ├── MalformedRecord
 │   ├── IncompatiblePeer
 │   ├── PeerUnreachable
 │   ├── StalePage
+│   ├── PageCorrupt             --verify-pages found other bytes than were announced
 │   └── StalePlacement
 └── StartupError                a process refuses to start; its message is one line for a person
     ├── InvalidSetting
@@ -138,6 +140,10 @@ class DeadlineExceeded(GenerationFailed):
     """The request's time is over."""
 
 
+class RequestCancelled(GenerationFailed):
+    """Somebody asked for the end of the request by its id."""
+
+
 class DoesNotFit(GenerationFailed):
     """The sequence has more tokens than this worker can ever hold, so waiting would not help."""
 
@@ -172,6 +178,10 @@ class PeerUnreachable(PeerError):
 
 class StalePage(PeerError):
     """A page reference no longer names the content it was made for."""
+
+
+class PageCorrupt(PeerError):
+    """A page's checksum differs from the one that its sender announced."""
 
 
 class StalePlacement(PeerError):

@@ -194,7 +194,7 @@ class Dispatcher:
         end = stream.finished_by_shown()
         if end is not None:
             return end
-        if stream.num_failures > self._max_failures:
+        if stream.num_failures >= self._max_failures:
             raise WorkerLost(f"the request failed {stream.num_failures} times, last because {reason}")
         self._cancel(stream)
         await self._place(stream)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.messages.ids import Fingerprint, ModelName, RequestId
+from common.messages.ids import Fingerprint, ModelName, RequestId, WorkerId
 from common.messages.registry import ModelCard
 from common.messages.sampling import SamplingParams
 
@@ -25,7 +25,8 @@ class GenerateRequest:
     """One choice to generate. `prompt_ids` is never empty.
 
     `traceparent` and `tracestate` name the span that waits for the answer. `fingerprint` names the version of the model
-    whose tokenizer made the ids.
+    whose tokenizer made the ids. `deadline_s` is the time from the call until the request is given up, None: never.
+    `worker` names the only worker that may decode it; None: any.
     """
 
     request: RequestId
@@ -36,6 +37,8 @@ class GenerateRequest:
     traceparent: str = ""
     tracestate: str = ""
     fingerprint: Fingerprint | None = None
+    deadline_s: float | None = None
+    worker: WorkerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class Engine(Protocol):
     """Generates tokens."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield deltas, then exactly one `EndOfStream`, or raise `Unavailable` or `GenerationFailed`.
+        """Yield deltas, then exactly one `EndOfStream`, or raise `Unavailable` or `GenerationFailed`
+        (`DeadlineExceeded` when the request's time is over, wherever it is then).
 
         Closing the generator, or cancelling whoever awaits it, cancels the request and releases all it holds at once.
         """

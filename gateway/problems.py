@@ -14,6 +14,7 @@ from common.errors import (
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
+    RequestCancelled,
     RequestError,
     RouteNotFound,
     Unavailable,
@@ -51,6 +52,8 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(503, ErrorDetail(error.message, "server_error", code="worker_lost"), _retry_after(1.0))
         case DeadlineExceeded():
             return Problem(504, ErrorDetail(error.message, "server_error", code="deadline_exceeded"))
+        case RequestCancelled():
+            return Problem(499, ErrorDetail(error.message, "server_error", code="request_cancelled"))
         case GenerationFailed():
             return Problem(500, ErrorDetail(error.message, "server_error", code="generation_failed"))
         case _:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from common.broker.protocols import JobQueue, Registry
 from common.errors import BrokerUnavailable
 from common.messages.ids import GatewayId, ModelName
-from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerState
+from common.messages.registry import ModelCard, Role, WorkerState
 from common.telemetry.metrics import GatewayMetrics
 from gateway.feeds import Feeds
 from gateway.streams import Source
@@ -113,6 +113,6 @@ class Roster:
         record = state.record
         return (
             record.role is Role.DECODE
-            and state.load.health is WorkerHealth.READY
+            and state.load.is_open
             and self._feeds.is_connected(Source(record.worker, record.epoch))
         )

@@ -100,8 +100,11 @@ class FeedFrame(_message.Message):
 
     EVENTS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    IS_STALLED_FIELD_NUMBER: _builtins.int
     num_steps: _builtins.int
     """engine steps so far: shows progress"""
+    is_stalled: _builtins.bool
+    """the engine has work and makes no progress with it"""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeedEvent]:
         """empty: keep-alive"""
@@ -111,10 +114,11 @@ class FeedFrame(_message.Message):
         *,
         events: _abc.Iterable[Global___FeedEvent] | None = ...,
         num_steps: _builtins.int = ...,
+        is_stalled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "num_steps", b"num_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "is_stalled", b"is_stalled", "num_steps", b"num_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -130,6 +134,7 @@ class FeedEvent(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    TRY_LOST_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     placement: _builtins.int
     @_builtins.property
@@ -140,6 +145,8 @@ class FeedEvent(_message.Message):
     def finished(self) -> Global___Finished: ...
     @_builtins.property
     def failed(self) -> Global___Failed: ...
+    @_builtins.property
+    def try_lost(self) -> Global___TryLost: ...
     def __init__(
         self,
         *,
@@ -149,16 +156,38 @@ class FeedEvent(_message.Message):
         tokens: Global___Tokens | None = ...,
         finished: Global___Finished | None = ...,
         failed: Global___Failed | None = ...,
+        try_lost: Global___TryLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "finished", b"finished", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "finished", b"finished", "tokens", b"tokens", "try_lost", b"try_lost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "finished", b"finished", "placement", b"placement", "request", b"request", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "finished", b"finished", "placement", b"placement", "request", b"request", "tokens", b"tokens", "try_lost", b"try_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tokens", "finished", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tokens", "finished", "failed", "try_lost"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___FeedEvent: _TypeAlias = FeedEvent  # noqa: Y015
+
+@_typing.final
+class TryLost(_message.Message):
+    """A prefill worker died or fell silent over this request. The placement goes on; its failure budget shrinks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TryLost: _TypeAlias = TryLost  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):
@@ -257,7 +286,9 @@ class Failed(_message.Message):
     IS_RETRYABLE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
     code: _builtins.str
-    """Retryable: "stale", "preempted", "worker_draining". Final: "invalid_request", "too_long", "invalid_logits"."""
+    """Retryable: "stale", "preempted", "worker_draining" (the last is nobody's failure and leaves the budget alone).
+    Final: "invalid_request", "too_long", "invalid_logits", "deadline_exceeded".
+    """
     is_retryable: _builtins.bool
     """another placement may succeed"""
     def __init__(
@@ -431,21 +462,27 @@ class PageRef(_message.Message):
     BLOCK_INDEX_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     block_index: _builtins.int
     page: _builtins.int
     generation: _builtins.int
+    checksum: _builtins.int
+    """CRC-32 of the page's bytes, with --verify-pages"""
     def __init__(
         self,
         *,
         block_index: _builtins.int = ...,
         page: _builtins.int = ...,
         generation: _builtins.int = ...,
+        checksum: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_index", b"block_index", "generation", b"generation", "page", b"page"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "block_index", b"block_index", "checksum", b"checksum", "generation", b"generation", "page", b"page"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___PageRef: _TypeAlias = PageRef  # noqa: Y015
 
@@ -566,8 +603,11 @@ class RenewReply(_message.Message):
 
     UNKNOWN_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    IS_STALLED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """of the prefill worker"""
+    is_stalled: _builtins.bool
+    """its engine has work and makes no progress with it"""
     @_builtins.property
     def unknown(self) -> _containers.RepeatedCompositeFieldContainer[Global___Binding]: ...
     def __init__(
@@ -575,10 +615,11 @@ class RenewReply(_message.Message):
         *,
         unknown: _abc.Iterable[Global___Binding] | None = ...,
         epoch: _builtins.int = ...,
+        is_stalled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_stalled", b"is_stalled", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from common.broker.memory_stream import MemoryStream
 from common.messages.ids import EntryId, Epoch, WorkerId
 from common.messages.job import Job
-from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
+from common.messages.registry import Role, WorkerLoad, WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Seat:
 
     def is_open_for(self, epoch: Epoch, now_s: float) -> bool:
         """Whether that incarnation may get jobs now."""
-        is_ready = self.record.role is Role.DECODE and self.load.health is WorkerHealth.READY
+        is_ready = self.record.role is Role.DECODE and self.load.is_open
         return is_ready and self.record.epoch == epoch and now_s < self.expires_s
 
 

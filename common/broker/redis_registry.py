@@ -10,7 +10,7 @@ from common.broker.policy import BrokerPolicy
 from common.errors import MalformedRecord
 from common.messages.codec import decode, encode
 from common.messages.ids import Epoch, ModelName, WorkerId
-from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerLoad, WorkerRecord, WorkerState
+from common.messages.registry import ModelCard, Role, WorkerLoad, WorkerRecord, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class RedisRegistry:
     async def beat(self, record: WorkerRecord, load: WorkerLoad) -> None:
         """Register or renew a worker and move waiting jobs to it; a beat of an epoch that lost its seat is ignored."""
         keys = self._keys
-        is_open = record.role is Role.DECODE and load.health is WorkerHealth.READY
+        is_open = record.role is Role.DECODE and load.is_open
         num_busy = load.num_running + load.num_waiting + load.num_reserved
         answer = await self._connection.run(
             scripts.BEAT,

@@ -15,6 +15,9 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     `prompt` holds the token ids of the prompt (`pack_ids`), or None when they are too many for Redis and travel from
     the gateway on acceptance. `shown` holds the ids that the client has already received: they are continued, never
     sampled again. `num_prompt_tokens` counts the prompt alone.
+
+    `time_left_s` is what was left until the request's deadline when it was placed, None without one: durations travel,
+    not clock times. `runs_alone`: it was there when processes died, so it is computed beside nobody else.
     """
 
     request: RequestId
@@ -28,6 +31,8 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     cache_salt: str = ""
     traceparent: str = ""
     tracestate: str = ""
+    time_left_s: float | None = None
+    runs_alone: bool = False
 
     @property
     def num_shown_tokens(self) -> int:

@@ -19,6 +19,8 @@ class WorkerHealth(enum.StrEnum):
 
     LOADING = "loading"
     READY = "ready"
+    STALLED = "stalled"
+    """Alive, but its engine makes no progress with the work it has: takes no new work until it does."""
     DRAINING = "draining"
 
 
@@ -60,6 +62,11 @@ class WorkerLoad(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
     `blocks_free` counts blocks that can be taken now, unreferenced cached ones included; `blocks_cached` counts those
     unreferenced cached ones alone. `num_reserved` counts sequences that hold pages but do not run (being received).
     `absorbed` is the newest job read from the stream; `num_steps` grows with every engine step.
+
+    `num_bindings` counts hand-overs under way, `num_quarantined` blocks that no sequence owns and a running copy does.
+    `is_exclusive`: a suspect request runs alone or waits to, so that others are placed elsewhere. The last six count
+    since the process began: placements taken in and those of them that continue a lost one, prefill tries, messages of
+    superseded placements or tries, prompt chunks that a cancellation has spared, and violations of the integrity check.
     """
 
     health: WorkerHealth
@@ -72,6 +79,20 @@ class WorkerLoad(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
     num_steps: int = 0
     absorbed: EntryId | None = None
     loading_fraction: float = 0.0
+    num_bindings: int = 0
+    num_quarantined: int = 0
+    is_exclusive: bool = False
+    num_placements: int = 0
+    num_failovers: int = 0
+    num_tries: int = 0
+    num_stale: int = 0
+    num_cancelled_chunks: int = 0
+    num_violations: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the worker takes new work."""
+        return self.health is WorkerHealth.READY and not self.is_exclusive
 
 
 class WorkerState(msgspec.Struct, frozen=True):

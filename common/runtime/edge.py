@@ -97,7 +97,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
             epoch=foundation.epoch,
             model=foundation.model,
             fingerprint=foundation.fingerprint,
-            address=f"{settings.reachable_host}:{port}",
+            address=f"{settings.reachable_host}:{settings.advertise_port or port}",
             pid=os.getpid(),
             num_blocks=foundation.num_blocks,
             block_size=foundation.layout.block_size,

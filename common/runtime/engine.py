@@ -28,7 +28,7 @@ _EventT_co = TypeVar("_EventT_co", covariant=True)
 class EngineLoad:
     """How full the engine is, as of the end of a step (fields as in `WorkerLoad`).
 
-    `num_preemptions` counts since the engine began.
+    `num_preemptions`, `num_cancelled_chunks` and `num_violations` count since the engine began.
     """
 
     blocks_total: int
@@ -40,6 +40,10 @@ class EngineLoad:
     num_steps: int = 0
     absorbed: str | None = None
     num_preemptions: int = 0
+    num_quarantined: int = 0
+    is_exclusive: bool = False
+    num_cancelled_chunks: int = 0
+    num_violations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

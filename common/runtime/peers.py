@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from common.broker.protocols import Registry
 from common.errors import BrokerUnavailable
 from common.messages.ids import Epoch, Fingerprint, WorkerId
-from common.messages.registry import Role, WorkerHealth, WorkerRecord, WorkerState
+from common.messages.registry import Role, WorkerRecord, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +48,7 @@ class Peers:
 
     def ready(self, role: Role) -> list[WorkerRecord]:
         """Return the workers of a role that take new work."""
-        return [
-            state.record
-            for state in self._states.values()
-            if state.record.role is role and state.load.health is WorkerHealth.READY
-        ]
+        return [state.record for state in self._states.values() if state.record.role is role and state.load.is_open]
 
     def _is_compatible(self, record: WorkerRecord) -> bool:
         return record.fingerprint == self._fingerprint

@@ -36,7 +36,8 @@ class Sequence:
     """`token_ids` is prompt, then generated tokens (those shown by earlier placements included).
 
     `block_ids[i]` holds the keys and values of tokens `[i * block_size, (i + 1) * block_size)`. The first `num_cached`
-    tokens came from the prefix cache. `arrival` orders sequences by age and survives preemption.
+    tokens came from the prefix cache. `arrival` orders sequences by age and survives preemption. One that `runs_alone`
+    is suspected of having ended a process: no other sequence has pages while it has.
     """
 
     key: SequenceKey
@@ -45,6 +46,7 @@ class Sequence:
     sampling: SamplingParams
     arrival: int
     cache_salt: str = ""
+    runs_alone: bool = False
     block_ids: list[BlockId] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0

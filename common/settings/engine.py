@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from common.errors import InvalidSetting
 from common.settings.process import ProcessSettings
-from common.settings.readers import auto, integer, number, power_of_two, size_bytes, text
+from common.settings.readers import auto, boolean, integer, number, power_of_two, size_bytes, text
 from common.settings.setting import setting
 
 DEFAULT_MODEL = "smollm2"
@@ -50,6 +50,13 @@ class EngineSettings(ProcessSettings):
     local_prefill_max_tokens: int = setting(
         16, "prompts whose uncached part is no longer are prefilled where they are decoded", integer(0), unit="tokens"
     )
+    stall_s: float = setting(
+        10.0,
+        "an engine that finishes no step for so long is stalled: its work moves",
+        number(0.1, 3600),
+        unit="seconds",
+    )
+    verify_pages: bool = setting(False, "checksum every page before and after its transfer (for debugging)", boolean)
     lease_s: float = setting(6.0, "how long a silent peer's pages are held", number(0.1, 3600), unit="seconds")
 
     def __post_init__(self) -> None:

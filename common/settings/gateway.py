@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from common.errors import InvalidSetting
-from common.settings.process import ProcessSettings, require_secret
+from common.settings.process import require_secret
 from common.settings.readers import boolean, integer, port_number, size_bytes, text
+from common.settings.serving import ServingSettings
 from common.settings.setting import setting
 
 DEFAULT_PORT = 8000
@@ -12,7 +13,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayProcessSettings(ProcessSettings):
+class GatewayProcessSettings(ServingSettings):
     """The gateway of a Tandem cluster: OpenAI API, health and metrics on one port."""
 
     host: str = setting("127.0.0.1", "address to listen on for clients", text)
@@ -20,7 +21,6 @@ class GatewayProcessSettings(ProcessSettings):
     reuse_port: bool = setting(False, "let several gateways of one host share the port", boolean)
     max_body_bytes: int = setting(8 * MIB, "largest request body, e.g. 8MiB", size_bytes)
     max_concurrent_requests: int = setting(1024, "requests in progress before new ones get 503", integer(1))
-    max_failures: int = setting(3, "placements that a request may lose before it fails", integer(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()

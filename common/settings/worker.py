@@ -20,6 +20,9 @@ class WorkerSettings(EngineSettings):
     host: str = setting("127.0.0.1", "address to listen on for peers", text)
     advertise_host: str | None = setting(None, "address that peers use to reach this worker; auto: --host", auto(text))
     port: int = setting(0, "port of the internal listener; 0: any", port_number)
+    advertise_port: int | None = setting(
+        None, "port that peers use to reach the internal listener; auto: the one listened on", auto(port_number)
+    )
     metrics_port: int = setting(0, "port of /metrics; 0: any", port_number)
     socket_dir: Path | None = setting(
         None, "folder of the sockets that hand out shared memory; auto: a new folder", auto(path)

@@ -25,6 +25,9 @@ STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500
 FINISHED_REASONS = frozenset({"stop", "length", "abort", "error"})
 HANDOVER_OUTCOMES = frozenset({"remote", "local", "retry", "lease_expired"})
 PLACEMENT_KINDS = frozenset({"first", "again"})
+FAILOVER_REASONS = frozenset({"lost", "stalled", "drained", "failed", "refused", "unaccepted"})
+"""Why a placement was given up: its worker was gone, made no progress or was leaving; it said so itself; its tokens did
+not continue what was shown; nobody took it in."""
 TRANSPORTS = frozenset({"shm", "tcp", "memory"})
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped; spares a second series per counter
@@ -81,6 +84,21 @@ class GatewayMetrics:
         )
         for kind in PLACEMENT_KINDS:
             self.placements.labels(kind=kind)
+        self.failovers = Counter(
+            "tandem_failovers", "Placements given up for another one", ["reason"], registry=registry
+        )
+        for reason in FAILOVER_REASONS:
+            self.failovers.labels(reason=reason)
+        self.lost_tries = Counter(
+            "tandem_lost_tries", "Prefill workers lost over requests of this gateway", registry=registry
+        )
+        self.stale_messages = Counter(
+            "tandem_stale_messages", "Events of placements that are not current", registry=registry
+        )
+        self.canary_duration = _latency(
+            "tandem_canary_seconds", "Two tokens through place, prefill, transfer and decode", registry
+        )
+        self.canary_failures = Counter("tandem_canary_failures", "Canaries that did not come back", registry=registry)
         self.broker_reconnects = Counter(
             "tandem_broker_reconnects", "Times that Redis was found again", registry=registry
         )
@@ -93,6 +111,10 @@ class GatewayMetrics:
     def note_placement(self, kind: str) -> None:
         """Count a placement (one of `PLACEMENT_KINDS`)."""
         self.placements.labels(kind=known(kind, PLACEMENT_KINDS)).inc()
+
+    def note_failover(self, reason: str) -> None:
+        """Count a placement given up (one of `FAILOVER_REASONS`)."""
+        self.failovers.labels(reason=known(reason, FAILOVER_REASONS)).inc()
 
     def note_end(self, finished_reason: str) -> None:
         """Count the end of a generation request: stop, length, abort or error."""
@@ -136,6 +158,29 @@ class WorkerMetrics:
         self.stale_messages = Counter(
             "tandem_stale_messages", "Messages of superseded placements or tries", registry=registry
         )
+        self.bindings = Gauge("tandem_bindings", "Hand-overs under way", registry=registry)
+        self.blocks_quarantined = Gauge(
+            "tandem_kv_blocks_quarantined", "Blocks that only a running copy still owns", registry=registry
+        )
+        self.placements = Counter(
+            "tandem_worker_placements",
+            "Placements taken in; again: they continue a lost one",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in PLACEMENT_KINDS:
+            self.placements.labels(kind=kind)
+        self.tries = Counter("tandem_prefill_tries", "Prefill tries published or bound", registry=registry)
+        self.cancelled_chunks = Counter(
+            "tandem_cancelled_chunks", "Prompt chunks that a cancellation has spared", registry=registry
+        )
+        self.violations = Counter(
+            "tandem_integrity_violations", "Times that the blocks' accounts did not add up", registry=registry
+        )
+        self.corrupt_pages = Counter(
+            "tandem_corrupt_pages", "Pulled pages with another checksum than announced", registry=registry
+        )
+        self.stalled = Gauge("tandem_engine_stalled", "1 while the engine makes no progress", registry=registry)
 
     def note_load(self, load: Load) -> None:
         """Show how full the worker is."""

@@ -7,6 +7,7 @@ from common.errors import InvalidSetting
 from common.settings.engine import EngineSettings
 from common.settings.gateway import DEFAULT_PORT
 from common.settings.readers import auto, boolean, integer, number, path, port_number, text
+from common.settings.serving import ServingSettings
 from common.settings.setting import setting
 from tandem.cluster.state import DEFAULT_STATE_DIR
 
@@ -14,7 +15,7 @@ MAX_PROCESSES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpSettings(EngineSettings):
+class UpSettings(EngineSettings, ServingSettings):
     """Start a cluster on this host: Redis, prefill workers, decode workers and gateways.
 
     Supervises them until Ctrl-C, which lets running requests finish; a second Ctrl-C does not.

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from common.settings.engine import EngineSettings
-from common.settings.process import ProcessSettings
+from common.settings.serving import ServingSettings
 from common.settings.setting import environment_of
 from tandem.cluster.child import ChildRole, ChildSpec
 from tandem.cluster.core_shares import CoreShare, share_cores
@@ -84,7 +84,7 @@ def _worker_spec(settings: UpSettings, site: Site, role: ChildRole, number: int,
 def _gateway_spec(settings: UpSettings, site: Site, number: int) -> ChildSpec:
     environment = {
         **child_environment(),
-        **environment_of(settings, ProcessSettings),
+        **environment_of(settings, ServingSettings),
         **_shared(site),
         "TANDEM_HOST": settings.host,
         "TANDEM_PORT": str(site.port),
