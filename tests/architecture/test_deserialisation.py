@@ -14,6 +14,7 @@ FORBIDDEN_MODULES = {
     "cloudpickle",
     "dill",
     "joblib",
+    "jsonpickle",
     "marshal",
     "shelve",
     "multiprocessing.connection",
