@@ -96,7 +96,7 @@ class Roster:
         view = self._views.get(model)
         if view is None:
             return []
-        usable = [state for state in view.workers if self._is_usable(state)]
+        usable = [state for state in view.workers if self.is_open(state)]
         return sorted(usable, key=lambda state: state.load.num_running + state.load.num_waiting)
 
     @property
@@ -109,7 +109,8 @@ class Roster:
         """Return the names seen so far."""
         return list(self._views)
 
-    def _is_usable(self, state: WorkerState) -> bool:
+    def is_open(self, state: WorkerState) -> bool:
+        """Whether it is a decode worker that takes work and whose events would reach us."""
         record = state.record
         return (
             record.role is Role.DECODE
