@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from common.broker.redis_broker import RedisBroker
 from common.lifecycle.signals import StopSignals
-from common.messages.ids import EntryId, GatewayId, WorkerId
+from common.messages.ids import GatewayId, WorkerId
 from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
 from common.model.llama import LlamaModel
 from common.rpc.channels import Channels
@@ -29,6 +29,7 @@ from common.runtime.heart import Heart
 from common.runtime.peers import Peers
 from common.runtime.runner import ModelRunner, allocate_pages
 from common.runtime.staging import HostStaging, NoStaging, Staging
+from common.runtime.standing import Standing, Tallies
 from common.settings.worker import WorkerSettings
 from common.telemetry.endpoint import HealthReport, HealthServer
 from common.telemetry.metrics import WorkerMetrics
@@ -68,8 +69,9 @@ class WorkerEdge(Generic[CommandT, EventT]):
         self.channels = Channels(settings.secret)
         self.server = make_server(settings.secret)
         self.feeds = FeedHub(on_gateway_lost)
-        self.health = WorkerHealth.LOADING
-        self.load = EngineLoad(foundation.num_blocks, foundation.num_blocks, 0)
+        self.tallies: Callable[[], Tallies] = Tallies
+        """Asks the role's own part of the worker for its counts; heartbeat and metrics carry them."""
+        self._standing = Standing(EngineLoad(foundation.num_blocks, foundation.num_blocks, 0))
         self.engine: EngineThread[CommandT, EventT] | None = None
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._sources = PoolSource(
@@ -80,9 +82,18 @@ class WorkerEdge(Generic[CommandT, EventT]):
             socket=None if settings.transfer == "tcp" else self._socket_path(),
         )
         self._health_server = HealthServer(self.metrics.registry, self._report)
-        self._loading_fraction = 0.0
         self._heart: Heart | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def health(self) -> WorkerHealth:
+        """What others are told about the worker's life."""
+        return self._standing.health
+
+    @property
+    def load(self) -> EngineLoad:
+        """How full the engine was when it reported last."""
+        return self._standing.load
 
     async def register(self) -> None:
         """Open the listeners and appear in the registry as loading."""
@@ -136,7 +147,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
                 self._note_crash(error)
 
         self.engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
-        self.health = WorkerHealth.READY
+        self._standing.phase = WorkerHealth.READY
         self.touch()
 
     def submit(self, command: CommandT) -> None:
@@ -165,7 +176,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         if self.crashed.done():
             logger.error("leaving after a failure: %r", self.crashed.result())
             return 1
-        self.health = WorkerHealth.DRAINING
+        self._standing.phase = WorkerHealth.DRAINING
         self.touch()
         await self._drain(signals, is_idle)
         return 1 if self.crashed.done() else 0
@@ -205,16 +216,17 @@ class WorkerEdge(Generic[CommandT, EventT]):
         return LlamaModel.load(foundation.checkpoint, foundation.dtype, tell, foundation.device)
 
     def _note_progress(self, fraction: float) -> None:
-        self._loading_fraction = fraction
+        self._standing.loading_fraction = fraction
         self.touch()
 
     def _note(self, report: StepReport[EventT]) -> bool:
         has_changed = report.load != self.load
         self.metrics.preemptions.inc(report.load.num_preemptions - self.load.num_preemptions)
         self.metrics.prefill_tokens.inc(report.num_prompt_tokens)
-        self.load = report.load
+        self._standing.load = report.load
         self.feeds.num_steps = report.load.num_steps
-        self.metrics.note_step(report.step_s, report.num_tokens, report.load)
+        self.metrics.note_step(report.step_s, report.num_tokens)
+        self._worker_load()
         if has_changed:
             self.touch()
         return has_changed
@@ -241,19 +253,10 @@ class WorkerEdge(Generic[CommandT, EventT]):
             hurry.cancel()
 
     def _worker_load(self) -> WorkerLoad:
-        load = self.load
-        return WorkerLoad(
-            health=self.health,
-            blocks_total=load.blocks_total,
-            blocks_free=load.blocks_free,
-            blocks_cached=load.blocks_cached,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_reserved=load.num_reserved,
-            num_steps=load.num_steps,
-            absorbed=None if load.absorbed is None else EntryId(load.absorbed),
-            loading_fraction=1.0 if self.health is not WorkerHealth.LOADING else self._loading_fraction,
-        )
+        """Return what the heartbeat carries, and let the gauges show the same."""
+        load = self._standing.worker_load(self.tallies())
+        self.metrics.note_load(load)
+        return load
 
     def _report(self) -> HealthReport:
         if self._heart is None or not self._heart.is_connected:

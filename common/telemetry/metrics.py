@@ -3,10 +3,11 @@
 Names as they are exposed: counters end in `_total`, which the client library appends.
 """
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from common.messages.registry import WorkerHealth, WorkerLoad
 
 LATENCY_BUCKETS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
@@ -31,28 +32,6 @@ not continue what was shown; nobody took it in."""
 TRANSPORTS = frozenset({"shm", "tcp", "memory"})
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped; spares a second series per counter
-
-
-class Load(Protocol):
-    """What a worker's gauges show; the engine's load and `WorkerLoad` have these fields."""
-
-    @property
-    def blocks_total(self) -> int: ...
-
-    @property
-    def blocks_free(self) -> int: ...
-
-    @property
-    def blocks_cached(self) -> int: ...
-
-    @property
-    def num_running(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_reserved(self) -> int: ...
 
 
 def known(value: str, values: Collection[str]) -> str:
@@ -123,6 +102,21 @@ class GatewayMetrics:
             self.aborted.inc()
 
 
+class _Total:
+    """Moves a counter along with a number of the load that only grows."""
+
+    def __init__(self, counter: Counter, number: Callable[[WorkerLoad], int]) -> None:
+        self._counter = counter
+        self._number = number
+        self._last = 0
+
+    def follow(self, load: WorkerLoad) -> None:
+        """Count what is new."""
+        number = self._number(load)
+        self._counter.inc(number - self._last)
+        self._last = number
+
+
 class WorkerMetrics:
     """What one worker does. Owned by its event loop."""
 
@@ -181,9 +175,17 @@ class WorkerMetrics:
             "tandem_corrupt_pages", "Pulled pages with another checksum than announced", registry=registry
         )
         self.stalled = Gauge("tandem_engine_stalled", "1 while the engine makes no progress", registry=registry)
+        self._totals = (
+            _Total(self.placements.labels(kind="first"), lambda load: load.num_placements - load.num_failovers),
+            _Total(self.placements.labels(kind="again"), lambda load: load.num_failovers),
+            _Total(self.tries, lambda load: load.num_tries),
+            _Total(self.stale_messages, lambda load: load.num_stale),
+            _Total(self.cancelled_chunks, lambda load: load.num_cancelled_chunks),
+            _Total(self.violations, lambda load: load.num_violations),
+        )
 
-    def note_load(self, load: Load) -> None:
-        """Show how full the worker is."""
+    def note_load(self, load: WorkerLoad) -> None:
+        """Show how the worker stands; what the load counts since the process began moves the counters."""
         self.blocks.set(load.blocks_total)
         self.blocks_free.set(load.blocks_free)
         self.blocks_cached.set(load.blocks_cached)
@@ -192,10 +194,14 @@ class WorkerMetrics:
         self.running.set(load.num_running)
         self.waiting.set(load.num_waiting)
         self.reserved.set(load.num_reserved)
+        self.bindings.set(load.num_bindings)
+        self.blocks_quarantined.set(load.num_quarantined)
+        self.stalled.set(load.health is WorkerHealth.STALLED)
+        for total in self._totals:
+            total.follow(load)
 
-    def note_step(self, step_s: float, num_tokens: int, load: Load) -> None:
-        """Count an engine step and show the load after it; no tokens means that no step ran."""
-        self.note_load(load)
+    def note_step(self, step_s: float, num_tokens: int) -> None:
+        """Count an engine step; no tokens means that no step ran."""
         if num_tokens:
             self.steps.inc()
             self.step_tokens.inc(num_tokens)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -90,13 +91,44 @@ def test_latency_buckets_reach_from_a_millisecond_to_two_minutes(gateway: Gatewa
 
 
 def test_a_step_counts_once_and_shows_the_load(worker: WorkerMetrics) -> None:
-    worker.note_step(0.02, 17, LOAD)
-    worker.note_step(0.0, 0, LOAD)
+    worker.note_step(0.02, 17)
+    worker.note_step(0.0, 0)
+    worker.note_load(LOAD)
     samples = exposed(worker.registry)
     assert samples["tandem_engine_steps_total"] == samples["tandem_step_duration_seconds_count"] == 1
     assert samples["tandem_engine_step_tokens_total"] == 17
     assert samples["tandem_kv_cache_usage_ratio"] == 0.25
     assert (samples["tandem_kv_blocks_free"], samples["tandem_num_requests_waiting"]) == (75, 2)
+
+
+def test_what_a_load_counts_since_the_process_began_moves_the_counters(worker: WorkerMetrics) -> None:
+    load = WorkerLoad(
+        WorkerHealth.STALLED,
+        num_bindings=2,
+        num_quarantined=3,
+        num_placements=5,
+        num_failovers=1,
+        num_tries=7,
+        num_stale=8,
+        num_cancelled_chunks=9,
+        num_violations=10,
+    )
+    for _ in range(2):  # told again: nothing new
+        worker.note_load(load)
+    samples = exposed(worker.registry)
+    assert samples["tandem_bindings"] == 2
+    assert samples["tandem_kv_blocks_quarantined"] == 3
+    assert samples["tandem_worker_placements_total{kind=first}"] == 4
+    assert samples["tandem_worker_placements_total{kind=again}"] == 1
+    assert samples["tandem_prefill_tries_total"] == 7
+    assert samples["tandem_stale_messages_total"] == 8
+    assert samples["tandem_cancelled_chunks_total"] == 9
+    assert samples["tandem_integrity_violations_total"] == 10
+    assert samples["tandem_engine_stalled"] == 1
+    worker.note_load(msgspec.structs.replace(load, health=WorkerHealth.READY, num_tries=8, num_bindings=0))
+    samples = exposed(worker.registry)
+    assert (samples["tandem_prefill_tries_total"], samples["tandem_bindings"]) == (8, 0)
+    assert samples["tandem_engine_stalled"] == 0
 
 
 def test_a_worker_without_blocks_has_usage_zero(worker: WorkerMetrics) -> None:
@@ -191,7 +223,7 @@ async def test_health_follows_the_report(serving: Serving) -> None:
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0", "???"])
 async def test_metrics_are_served_in_the_form_asked_for(serving: Serving, worker: WorkerMetrics, accept: str) -> None:
     alias_worker(worker, "smol")
-    worker.note_step(0.1, 1, LOAD)
+    worker.note_step(0.1, 1)
     async with (
         aiohttp.ClientSession(serving.url) as session,
         session.get("/metrics", headers={"Accept": accept}) as answer,
