@@ -28,6 +28,7 @@ from common.messages.registry import ModelCard, WorkerState
 from common.telemetry.metrics import GatewayMetrics
 from gateway.engine import EndOfStream, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 from gateway.feeds import Feeds
+from gateway.proofs import Proofs
 from gateway.roster import Roster
 from gateway.spans import CANCELLED
 from gateway.streams import PlacementFailed, PlacementLost, Source, Stream, StreamItem
@@ -48,14 +49,18 @@ FAILOVER_WAIT_S = 30.0
 
 RPC_TIMEOUT_S = 2.0
 
+MIN_PROOF_TOKENS = 2
+"""The first token comes from the prefill; the second one shows that pages arrived and were decoded from."""
+
 
 class Dispatcher:
     """Implements `gateway.engine.Engine` over a cluster."""
 
-    def __init__(self, gateway: GatewayId, max_failures: int, metrics: GatewayMetrics) -> None:
+    def __init__(self, gateway: GatewayId, max_failures: int, metrics: GatewayMetrics, proofs: Proofs) -> None:
         self._gateway = gateway
         self._max_failures = max_failures
         self._metrics = metrics
+        self.proofs = proofs
         self._streams: dict[RequestId, Stream] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.roster: Roster
@@ -65,6 +70,7 @@ class Dispatcher:
         """Connect to the cluster's view; called once before the first request."""
         self.roster = roster
         self.feeds = feeds
+        roster.is_trusted = self.proofs.is_trusted
 
     @property
     def num_streams(self) -> int:
@@ -104,6 +110,8 @@ class Dispatcher:
                         yield item
                     case EndOfStream():
                         stream.is_over = True
+                        if stream.source is not None and item.num_generated >= MIN_PROOF_TOKENS:
+                            self.proofs.note(stream.source)
                         yield item
                         return
                     case PlacementLost(reason):

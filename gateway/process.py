@@ -23,6 +23,7 @@ from common.telemetry.traces import flush_tracing, setup_tracing
 from gateway.app import create_app
 from gateway.dispatch import Dispatcher
 from gateway.feeds import Feeds
+from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from gateway.server import close, serve
 from gateway.settings import GatewaySettings
@@ -45,7 +46,7 @@ async def open_cluster(
     """Connect to a cluster and keep its view up to date while entered."""
     connection = RedisConnection(settings.redis_url or "")
     channels = Channels(settings.secret)
-    dispatcher = Dispatcher(gateway, settings.max_failures, metrics)
+    dispatcher = Dispatcher(gateway, settings.max_failures, metrics, Proofs(settings.canary_interval_s))
     feeds = Feeds(gateway, channels, dispatcher.take, dispatcher.lose)
 
     def open_model(model: ModelName) -> ModelView:

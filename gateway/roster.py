@@ -56,6 +56,8 @@ class Roster:
         self._open_model = open_model
         self._metrics = metrics
         self._is_away = False
+        self.is_trusted: Callable[[Source], bool] = lambda source: True
+        """Whether nothing is held against a worker; those that are not trusted get work only if nobody is."""
         self._views: dict[ModelName, ModelView] = {}
         self._refreshed_at: float | None = None
 
@@ -92,11 +94,15 @@ class Roster:
         return [view.card for view in self._views.values() if view.card is not None and view.workers]
 
     def decode_workers(self, model: ModelName) -> list[WorkerState]:
-        """Return the decode workers that can take a job now, the least loaded first."""
+        """Return the decode workers that should get a job now, the least loaded first: those that are trusted, and all
+        open ones while nobody is, for a doubted worker is better than none."""
+        usable = self.open_workers(model)
+        return [state for state in usable if self.is_trusted(source_of(state))] or usable
+
+    def open_workers(self, model: ModelName) -> list[WorkerState]:
+        """Return the decode workers that can take a job now, trusted or not, the least loaded first."""
         view = self._views.get(model)
-        if view is None:
-            return []
-        usable = [state for state in view.workers if self.is_open(state)]
+        usable = [state for state in view.workers if self.is_open(state)] if view is not None else []
         return sorted(usable, key=lambda state: state.load.num_running + state.load.num_waiting)
 
     @property
@@ -111,9 +117,10 @@ class Roster:
 
     def is_open(self, state: WorkerState) -> bool:
         """Whether it is a decode worker that takes work and whose events would reach us."""
-        record = state.record
-        return (
-            record.role is Role.DECODE
-            and state.load.is_open
-            and self._feeds.is_connected(Source(record.worker, record.epoch))
-        )
+        is_decode = state.record.role is Role.DECODE
+        return is_decode and state.load.is_open and self._feeds.is_connected(source_of(state))
+
+
+def source_of(state: WorkerState) -> Source:
+    """Return the incarnation that the registry lists."""
+    return Source(state.record.worker, state.record.epoch)

@@ -12,7 +12,7 @@ from common.messages.ids import PlacementNumber, RequestId
 from common.messages.sampling import SamplingParams
 from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
 from proto import worker_pb2 as pb
-from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, ids_of, job_of, quicken
+from tests.support.dispatch_harness import DEADLINE_S, MAX_FAILURES, DispatchHarness, answer, ids_of, job_of, quicken
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL
 
@@ -116,14 +116,15 @@ async def test_a_diverging_worker_is_cancelled_and_shown_tokens_win(gateway: Dis
 async def test_the_failure_budget_ends_in_one_error(gateway: DispatchHarness) -> None:
     worker = await gateway.add_worker("decode-0")
     running = asyncio.create_task(gateway.collect(make_request()))
-    for placement in (1, 2, 3):
+    for placement in range(1, MAX_FAILURES + 1):
         job = await job_of(worker)
         assert job.placement == placement
         worker.accept(job)
-        worker.send(job, failed=pb.Failed(message="draining", code="worker_draining", is_retryable=True))
+        worker.send(job, failed=pb.Failed(message="no pages", code="preempted", is_retryable=True))
         await worker.beat()
-    with pytest.raises(WorkerLost, match="3 times"):
+    with pytest.raises(WorkerLost, match=f"{MAX_FAILURES} times"):
         await running
+    assert worker.jobs.empty()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gateway import roster as roster_module
 from gateway.dispatch import Dispatcher
 from gateway.engine import GenerateEvent, GenerateRequest, TokenDelta
 from gateway.feeds import Feeds
+from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from gateway.streams import Source
 from proto import worker_pb2 as pb
@@ -24,7 +25,8 @@ from tests.support.broker_records import FINGERPRINT
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL, SECRET, ScriptedWorker
 
-DEADLINE_S = 5.0
+DEADLINE_S = 20.0
+MAX_FAILURES = 3
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,13 +36,13 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class DispatchHarness:
-    """One gateway's cluster view and dispatcher; two failures are allowed."""
+    """One gateway's cluster view and dispatcher; the third failure of a request ends it."""
 
     def __init__(self) -> None:
         index = MemoryModelIndex()
         self.broker = MemoryBroker(MODEL, index=index)
         metrics = GatewayMetrics(CollectorRegistry())
-        self.dispatcher = Dispatcher(GatewayId("g"), 2, metrics)
+        self.dispatcher = Dispatcher(GatewayId("g"), MAX_FAILURES, metrics, Proofs(60.0))
         self.channels = Channels(SECRET)
         self.feeds = Feeds(GatewayId("g"), self.channels, self.dispatcher.take, self.dispatcher.lose)
         view = ModelView(self.broker.registry, self.broker.jobs)
