@@ -1,0 +1,293 @@
+"""Canaries over an engine that does what the test says, under the test's clock."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.errors import BrokerUnavailable, DeadlineExceeded, InvalidLogits, Overloaded
+from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
+from common.messages.registry import ModelCard
+from common.telemetry.metrics import GatewayMetrics
+from gateway.canary import FIRST_PAUSE_S, Canary, proof_window_s, time_limit_s
+from gateway.engine import EndOfStream, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
+from gateway.perches import Perch
+from gateway.proofs import Proofs
+from gateway.streams import Source
+from tests.support.polling import turns
+
+INTERVAL_S = 10.0
+LIMIT_S = time_limit_s(INTERVAL_S)
+PERCH = Perch(
+    source=Source(WorkerId("decode-0"), Epoch(1)),
+    model=ModelName("m"),
+    fingerprint=Fingerprint("f"),
+    is_open=True,
+    num_prompt_tokens=33,
+    num_ids=100,
+    num_steps=5,
+    num_prefill_steps=7,
+)
+RETURNED: list[GenerateEvent | Exception] = [
+    TokenDelta(0, (1,)),
+    TokenDelta(1, (2,)),
+    EndOfStream(FinishReason.LENGTH, 2),
+]
+
+
+@dataclass
+class FakeEngine:
+    """Plays one script per worker, over and over."""
+
+    clock: "Time"
+    scripts: dict[str, list[GenerateEvent | Exception]] = field(default_factory=dict)
+    requests: list[GenerateRequest] = field(default_factory=list)
+
+    async def models(self) -> Sequence[ModelCard]:
+        return []
+
+    def readiness(self) -> Readiness:
+        return Readiness(is_ready=True)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        self.requests.append(request)
+        for item in self.scripts[str(request.worker)]:
+            if isinstance(item, DeadlineExceeded):
+                assert request.deadline_s is not None
+                self.clock.now_s += request.deadline_s
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+class Time:
+    """Seconds that pass when the test or a sleeper says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    async def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+        await asyncio.sleep(0)
+
+
+class Aviary:
+    """A canary with all that it touches."""
+
+    def __init__(self) -> None:
+        self.time = Time()
+        self.engine = FakeEngine(self.time)
+        self.perches = [PERCH]
+        self.proofs = Proofs(proof_window_s(INTERVAL_S), self.time)
+        self.metrics = GatewayMetrics(CollectorRegistry())
+        self.canary = Canary(
+            self.engine,
+            lambda: self.perches,
+            self.proofs,
+            self.metrics,
+            INTERVAL_S,
+            clock=self.time,
+            sleep=self.time.sleep,
+            random=Random(1),
+        )
+
+    async def look(self) -> int:
+        """Let the canary look once and its rounds end; return how many requests that took."""
+        num_before = len(self.engine.requests)
+        self.canary.look()
+        await turns(200)
+        return len(self.engine.requests) - num_before
+
+    @property
+    def is_ready(self) -> bool:
+        """Readiness as the gateway asks for it."""
+        return self.proofs.readiness([perch.source for perch in self.perches if perch.is_open]).is_ready
+
+    def sample(self, name: str) -> float:
+        """Return a metric."""
+        return self.metrics.registry.get_sample_value(name) or 0.0
+
+
+@pytest.fixture
+def aviary() -> Aviary:
+    made = Aviary()
+    made.engine.scripts["decode-0"] = RETURNED
+    return made
+
+
+async def test_a_new_worker_is_tried_at_once_and_then_once_per_interval(aviary: Aviary) -> None:
+    assert not aviary.is_ready
+    assert await aviary.look() == 1
+    assert aviary.is_ready
+    assert aviary.sample("tandem_canary_seconds_count") == 1
+    aviary.time.now_s += INTERVAL_S - 0.1
+    assert await aviary.look() == 0
+    aviary.time.now_s += 0.1
+    assert await aviary.look() == 1
+
+
+async def test_a_canary_is_random_greedy_bound_to_its_worker_and_in_no_trace(aviary: Aviary) -> None:
+    await aviary.look()
+    aviary.time.now_s += INTERVAL_S
+    await aviary.look()
+    first, second = aviary.engine.requests
+    assert first.prompt_ids != second.prompt_ids
+    assert first.request != second.request
+    assert len(first.prompt_ids) == PERCH.num_prompt_tokens
+    assert set(first.prompt_ids) <= set(range(PERCH.num_ids))
+    assert (first.worker, first.fingerprint, first.deadline_s) == ("decode-0", "f", LIMIT_S)
+    sampling = first.sampling
+    assert (sampling.is_greedy, sampling.max_tokens, sampling.min_tokens, sampling.stop_ids) == (True, 2, 2, ())
+    assert first.traceparent.endswith("-00")
+
+
+async def test_a_real_answer_spares_the_canary(aviary: Aviary) -> None:
+    await aviary.look()
+    aviary.time.now_s += INTERVAL_S - 1
+    aviary.proofs.note(PERCH.source)
+    aviary.time.now_s += INTERVAL_S - 1
+    assert await aviary.look() == 0
+
+
+async def test_b110_an_engine_that_hangs_is_doubted_until_a_canary_comes_back(aviary: Aviary) -> None:
+    await aviary.look()
+    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    aviary.time.now_s += INTERVAL_S
+    assert await aviary.look() == 1
+    assert not aviary.is_ready
+    assert not aviary.proofs.is_trusted(PERCH.source)
+    assert aviary.sample("tandem_canary_failures_total") == 1
+    assert await aviary.look() == 0
+    aviary.engine.scripts["decode-0"] = RETURNED
+    aviary.time.now_s += FIRST_PAUSE_S
+    assert await aviary.look() == 1
+    assert aviary.is_ready
+    assert aviary.proofs.is_trusted(PERCH.source)
+
+
+async def test_half_a_canary_tells_how_far_it_came(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [TokenDelta(0, (1,)), DeadlineExceeded("over")]
+    await aviary.look()
+    reason = aviary.proofs.readiness([PERCH.source]).reason
+    assert reason == "no canary has come back for 10 s: decode-0 (1 of 2 tokens came back within 10 s)"
+
+
+@pytest.mark.parametrize(
+    ("moved", "script"),
+    [
+        (replace(PERCH, num_steps=6), [DeadlineExceeded("over")]),
+        (replace(PERCH, num_steps=6), [TokenDelta(0, (1,)), DeadlineExceeded("over")]),
+        (replace(PERCH, num_steps=6), [Overloaded("no room")]),
+        (replace(PERCH, num_prefill_steps=8), [DeadlineExceeded("over")]),
+    ],
+    ids=["decodes", "decodes behind the first token", "full", "prefills"],
+)
+async def test_b112_work_on_other_requests_is_an_excuse(
+    aviary: Aviary, moved: Perch, script: list[GenerateEvent | Exception]
+) -> None:
+    await aviary.look()
+    aviary.time.now_s += INTERVAL_S
+    aviary.engine.scripts["decode-0"] = script
+    aviary.canary.look()
+    aviary.perches = [moved]
+    await turns(200)
+    aviary.time.now_s += INTERVAL_S
+    assert aviary.is_ready
+    assert aviary.proofs.is_trusted(PERCH.source)
+    assert aviary.sample("tandem_canary_failures_total") == 0
+
+
+async def test_prefills_are_no_excuse_when_decoding_hangs(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [TokenDelta(0, (1,)), DeadlineExceeded("over")]
+    aviary.canary.look()
+    aviary.perches = [replace(PERCH, num_prefill_steps=8)]
+    await turns(200)
+    assert not aviary.proofs.is_trusted(PERCH.source)
+
+
+async def test_a_full_worker_that_does_nothing_is_doubted(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [Overloaded("no room")]
+    assert await aviary.look() > 1
+    assert not aviary.proofs.is_trusted(PERCH.source)
+
+
+async def test_a_failure_is_no_excuse_however_busy(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [InvalidLogits("the model computed NaN")]
+    aviary.canary.look()
+    aviary.perches = [replace(PERCH, num_steps=6)]
+    await turns(200)
+    reason = aviary.proofs.readiness([PERCH.source]).reason
+    assert "its canary failed: the model computed NaN" in reason
+
+
+async def test_a_redis_that_is_away_says_nothing_about_the_worker(aviary: Aviary) -> None:
+    await aviary.look()
+    aviary.time.now_s += INTERVAL_S
+    aviary.engine.scripts["decode-0"] = [BrokerUnavailable("away")]
+    assert await aviary.look() == 1
+    assert aviary.is_ready
+    assert aviary.sample("tandem_canary_failures_total") == 0
+
+
+async def test_pauses_grow_up_to_the_interval(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [InvalidLogits("NaN")]
+    await aviary.look()
+    for pause_s in (1, 2, 4, 8, 10, 10):
+        aviary.time.now_s += pause_s - 0.1
+        assert await aviary.look() == 0
+        aviary.time.now_s += 0.1
+        assert await aviary.look() == 1
+
+
+async def test_a_worker_that_was_away_proves_itself_again_at_once(aviary: Aviary) -> None:
+    await aviary.look()
+    aviary.perches = [replace(PERCH, is_open=False)]
+    assert await aviary.look() == 0
+    aviary.perches = [PERCH]
+    assert not aviary.is_ready
+    assert await aviary.look() == 1
+    assert aviary.is_ready
+
+
+async def test_the_end_of_a_worker_is_no_failure_of_its_canary(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    aviary.canary.look()
+    aviary.perches = []
+    await turns(200)
+    assert aviary.sample("tandem_canary_failures_total") == 0
+
+
+async def test_one_bad_worker_of_two_is_left_out_and_the_gateway_stays_ready(aviary: Aviary) -> None:
+    other = replace(PERCH, source=Source(WorkerId("decode-1"), Epoch(2)))
+    aviary.perches = [PERCH, other]
+    aviary.engine.scripts |= {"decode-1": [DeadlineExceeded("over")]}
+    assert await aviary.look() == 2
+    assert aviary.is_ready
+    assert [aviary.proofs.is_trusted(perch.source) for perch in aviary.perches] == [True, False]
+
+
+async def test_a_mistake_of_ours_is_logged_and_stops_nothing(aviary: Aviary, caplog: pytest.LogCaptureFixture) -> None:
+    aviary.engine.scripts.clear()
+    assert await aviary.look() == 1
+    assert "mistake of ours" in caplog.text
+    aviary.engine.scripts["decode-0"] = RETURNED
+    aviary.time.now_s += FIRST_PAUSE_S
+    assert await aviary.look() == 1
+    assert aviary.is_ready
+
+
+async def test_closing_gives_up_rounds_under_way(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [Overloaded("no room")]
+    watching = asyncio.create_task(aviary.canary.watch())
+    await turns()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    num_sent = len(aviary.engine.requests)
+    await turns(50)
+    assert len(aviary.engine.requests) == num_sent
