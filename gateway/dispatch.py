@@ -29,7 +29,7 @@ from common.telemetry.metrics import GatewayMetrics
 from gateway.engine import EndOfStream, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 from gateway.feeds import Feeds
 from gateway.proofs import Proofs
-from gateway.roster import Roster
+from gateway.roster import Roster, source_of
 from gateway.spans import CANCELLED
 from gateway.streams import PlacementFailed, PlacementLost, Source, Stream, StreamItem
 from proto import worker_pb2 as pb
@@ -89,12 +89,13 @@ class Dispatcher:
         return cards
 
     def readiness(self) -> Readiness:
-        """Return whether some decode worker is connected and the registry answers."""
+        """Return whether the registry answers and some decode worker that takes work has proved itself lately."""
         if not self.roster.is_fresh:
             return Readiness(is_ready=False, reason="the registry does not answer")
-        if not any(self.roster.decode_workers(model) for model in self.roster.models):
+        states = [state for model in self.roster.models for state in self.roster.open_workers(model)]
+        if not states:
             return Readiness(is_ready=False, reason="no decode worker is ready")
-        return Readiness(is_ready=True)
+        return self.proofs.readiness([source_of(state) for state in states])
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Yield the answer; see `Engine.generate`."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from common.messages.ids import Fingerprint, ModelName
 from common.messages.registry import ModelCard, Role, WorkerState
-from gateway.roster import ModelView, Roster
+from gateway.roster import ModelView, Roster, source_of
 from gateway.streams import Source
 
 NUM_BLOCKS = 2
@@ -55,7 +55,7 @@ def _perch(roster: Roster, view: ModelView, card: ModelCard, state: WorkerState)
         if other.record.role is Role.PREFILL and other.record.fingerprint == record.fingerprint
     ]
     return Perch(
-        source=Source(record.worker, record.epoch),
+        source=source_of(state),
         model=record.model,
         fingerprint=record.fingerprint,
         is_open=roster.is_open(state),

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from functools import partial
 
 import uvloop
 from aiohttp import web
@@ -21,8 +22,10 @@ from common.telemetry.logs import setup_logging
 from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
 from gateway.app import create_app
+from gateway.canary import Canary, proof_window_s
 from gateway.dispatch import Dispatcher
 from gateway.feeds import Feeds
+from gateway.perches import list_perches
 from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from gateway.server import close, serve
@@ -46,7 +49,8 @@ async def open_cluster(
     """Connect to a cluster and keep its view up to date while entered."""
     connection = RedisConnection(settings.redis_url or "")
     channels = Channels(settings.secret)
-    dispatcher = Dispatcher(gateway, settings.max_failures, metrics, Proofs(settings.canary_interval_s))
+    proofs = Proofs(proof_window_s(settings.canary_interval_s))
+    dispatcher = Dispatcher(gateway, settings.max_failures, metrics, proofs)
     feeds = Feeds(gateway, channels, dispatcher.take, dispatcher.lose)
 
     def open_model(model: ModelName) -> ModelView:
@@ -55,12 +59,15 @@ async def open_cluster(
 
     roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model, metrics)
     dispatcher.attach(roster, feeds)
+    canary = Canary(dispatcher, partial(list_perches, roster), proofs, metrics, settings.canary_interval_s)
     watching = asyncio.create_task(roster.watch(), name="roster")
+    proving = asyncio.create_task(canary.watch(), name="canary")
     try:
         yield dispatcher
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        for task in (watching, proving):
+            task.cancel()
+        await asyncio.gather(watching, proving, return_exceptions=True)
         await dispatcher.close()
         await feeds.close()
         await channels.close()
