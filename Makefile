@@ -16,7 +16,8 @@ export TORCH_INDEX_URL ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps
 PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
-	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) proto/*.proto
+	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
+	$$(find proto -name '*.proto')
 
 .PHONY: help setup setup-dev up down status chat bench test check format-check lint-check type-check import-check \
 	proto-check lock-check fmt proto lock clean distclean
@@ -105,13 +106,13 @@ fmt: setup-dev ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: setup-dev ## generate the stubs from proto/*.proto
+proto: setup-dev ## generate the stubs from the .proto files in proto/
 	$(call PROTOC,.)
 
 proto-check: setup-dev
 	@wanted=$$(mktemp -d) && trap 'rm -rf "$$wanted"' EXIT && $(call PROTOC,$$wanted) \
-		&& for file in "$$wanted"/proto/*; do \
-			cmp -s "$$file" "proto/$${file##*/}" || { echo "proto/$${file##*/} is out of date: run make proto"; exit 1; }; \
+		&& (cd "$$wanted" && find proto -type f) | while read -r file; do \
+			cmp -s "$$wanted/$$file" "$$file" || { echo "$$file is out of date: run make proto"; exit 1; }; \
 		done
 
 lock: setup-dev ## write the lock files from pyproject.toml and what is installed
