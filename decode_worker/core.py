@@ -151,6 +151,10 @@ class DecodeCore:
             num_preemptions=self._scheduler.num_preemptions,
         )
 
+    def check(self) -> list[str]:
+        """Return what is wrong with the accounts of the blocks."""
+        return [*self._pool.violations(), *self._prefix.violations()]
+
     def _admit(self, command: Admit) -> Iterable[Event]:
         sequence = command.sequence
         is_remote = command.may_go_remote and self._num_uncached(sequence) > self._local_prefill_max_tokens

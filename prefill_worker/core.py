@@ -91,7 +91,12 @@ class PrefillCore:
             num_waiting=self._scheduler.num_waiting,
             num_reserved=self._scheduler.num_held,
             num_steps=num_steps,
+            num_cancelled_chunks=self._scheduler.num_cancelled_chunks,
         )
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the accounts of the blocks."""
+        return self._scheduler.violations()
 
     def _admit(self, sequence: Sequence) -> Iterable[SpanReady]:
         try:

@@ -52,6 +52,8 @@ class PrefillScheduler:
         self._running: list[Sequence] = []
         """The one whose turn is next first."""
         self._held: list[Sequence] = []
+        self.num_cancelled_chunks = 0
+        """Chunks of prompts that were released before they were computed."""
 
     @property
     def num_running(self) -> int:
@@ -85,10 +87,8 @@ class PrefillScheduler:
         sequence = self._sequences.pop(key, None)
         if sequence is None:
             return False
-        self._blocks.release(sequence)
-        for queue in (self._waiting, self._running, self._held):
-            if sequence in queue:
-                queue.remove(sequence)
+        self.num_cancelled_chunks += -(-sequence.num_uncomputed // self._chunk_size)
+        self._leave(sequence)
         return True
 
     def plan(self) -> StepPlan:
@@ -121,6 +121,14 @@ class PrefillScheduler:
                 progress.append(self._advance(chunk, result))
         return progress
 
+    def violations(self) -> list[str]:
+        """Return what is wrong with the accounts of the blocks and the queues, one text each. For idle times."""
+        queued = [*self._waiting, *self._running, *self._held]
+        texts = self._blocks.violations(self._sequences.values())
+        if {sequence.key for sequence in queued} != self._sequences.keys() or len(queued) != len(self._sequences):
+            texts.append(f"{len(self._sequences)} prompts stand {len(queued)} times in the queues")
+        return texts
+
     def _admit(self) -> None:
         while self._waiting and self._blocks.acquire(self._waiting[0]):
             self._running.append(self._waiting.pop(0))
@@ -135,7 +143,14 @@ class PrefillScheduler:
         token = result.tokens[sequence.key]
         return Progress(sequence.key, len(sequence.block_ids), token, num_cached=sequence.num_cached)
 
+    def _leave(self, sequence: Sequence) -> None:
+        self._blocks.release(sequence)
+        for queue in (self._waiting, self._running, self._held):
+            if sequence in queue:
+                queue.remove(sequence)
+
     def _fail(self, sequence: Sequence) -> Progress:
         self._blocks.forget(sequence)
-        self.release(sequence.key)
+        del self._sequences[sequence.key]
+        self._leave(sequence)
         return Progress(sequence.key, 0, failure=FailureCode.INVALID_LOGITS)

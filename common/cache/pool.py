@@ -11,13 +11,24 @@ free, and before a cached block is taken for something else. While a block is ca
 content is still what the references say.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from typing import Protocol
 
 from common.messages.ids import BlockId, Generation
 
 Evicted = Callable[[BlockId], None]
 """Told that a kept block is about to be reused: its content is no longer there."""
+
+
+NUM_NAMED = 8
+"""Blocks that one text names at most."""
+
+
+def named(blocks: Iterable[BlockId]) -> str:
+    """Return the numbers of some of these blocks, for a text about all of them."""
+    numbers = sorted(blocks)
+    more = f" and {len(numbers) - NUM_NAMED} more" if len(numbers) > NUM_NAMED else ""
+    return ", ".join(map(str, numbers[:NUM_NAMED])) + more
 
 
 class Generations(Protocol):
@@ -59,6 +70,11 @@ class BlockPool:
     def num_cached(self) -> int:
         """Blocks that nobody owns and that the prefix cache knows."""
         return len(self._unreferenced)
+
+    @property
+    def kept(self) -> KeysView[BlockId]:
+        """Blocks whose content the prefix cache keeps, owned or not."""
+        return self._kept.keys()
 
     @property
     def num_referenced(self) -> int:
@@ -116,25 +132,38 @@ class BlockPool:
             del self._unreferenced[block]
             self._free_up(block)
 
+    def violations(self, owners: Mapping[BlockId, int] | None = None) -> list[str]:
+        """Return what is wrong with the accounts, one text each. For idle times and tests: O(blocks).
+
+        Every block must be in exactly one state. `owners`, if given, says how often each block is owned by somebody who
+        is known (none: not named).
+        """
+        counts, free, cached = self._num_owners, set(self._free), self._unreferenced.keys()
+        referenced = {BlockId(block) for block, count in enumerate(counts) if count}
+        found = {
+            "are free and cached": free & cached,
+            "are free and referenced": free & referenced,
+            "are cached without owner and referenced": cached & referenced,
+            "are free and kept for the prefix cache": free & self._kept.keys(),
+            "are cached but not kept": set() if cached <= self._kept.keys() else cached - self._kept.keys(),
+        }
+        if owners is not None and owners != {block: counts[block] for block in referenced}:
+            found["have owners that nobody knows"] = {b for b in referenced if counts[b] > owners.get(b, 0)}
+            found["are used by more than own them"] = {b for b, count in owners.items() if count > counts[b]}
+        texts = [f"blocks {named(blocks)} {text}" for text, blocks in found.items() if blocks]
+        if min(counts, default=0) < 0:
+            texts.append("a block has fewer than no owners")
+        if len(free) != len(self._free):
+            texts.append(f"{len(self._free)} entries in the free list are {len(free)} blocks")
+        if len(free) + len(cached) + len(referenced) != self.num_total:
+            sizes = f"{len(free)} free + {len(cached)} cached + {len(referenced)} referenced"
+            texts.append(f"{sizes} blocks are not {self.num_total}")
+        return texts
+
     def check(self) -> None:
-        """Raise `AssertionError` unless every block is in exactly one state. For idle times and tests: O(blocks)."""
-        free = set(self._free)
-        cached = set(self._unreferenced)
-        referenced = {block for block, num_owners in enumerate(self._num_owners) if num_owners}
-        assert len(free) == len(self._free), "a block is twice in the free list"
-        assert min(self._num_owners, default=0) >= 0, "a block has fewer than no owners"
-        for first, second, text in (
-            (free, cached, "free and cached"),
-            (free, referenced, "free and referenced"),
-            (cached, referenced, "cached without owner and referenced"),
-            (free, self._kept.keys(), "free and kept for the prefix cache"),
-        ):
-            assert not first & second, f"blocks {sorted(first & second)} are {text}"
-        assert cached <= self._kept.keys(), f"blocks {sorted(cached - self._kept.keys())} are cached but not kept"
-        num_known = len(free) + len(cached) + len(referenced)
-        assert num_known == self.num_total, (
-            f"{len(free)} free + {len(cached)} cached + {len(referenced)} referenced blocks are not {self.num_total}"
-        )
+        """Raise `AssertionError` if there are `violations`."""
+        found = self.violations()
+        assert not found, "; ".join(found)
 
     def _evict(self, block: BlockId) -> None:
         evicted = self._kept[block]

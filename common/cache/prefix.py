@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.cache.pool import BlockPool
+from common.cache.pool import BlockPool, named
 from common.messages.codec import pack_ids
 from common.messages.ids import BlockId
 
@@ -117,6 +117,20 @@ class PrefixCache:
             if block in self._digests:
                 self._drop(block)
                 self._pool.discard(block)
+
+    def violations(self) -> list[str]:
+        """Return where the cache and its pool disagree, one text each. O(cached blocks)."""
+        texts = []
+        digests, kept = self._digests.keys(), self._pool.kept
+        if digests != kept:
+            texts.append(
+                f"blocks {named(digests ^ kept)} are kept by the pool or known to the prefix cache, but not both"
+            )
+        named_blocks = {entry.block: digest for digest, entry in self._entries.items()}
+        if named_blocks != self._digests:
+            wrong = {block for block, _ in named_blocks.items() ^ self._digests.items()}
+            texts.append(f"blocks {named(wrong)} stand for prefixes that do not name them")
+        return texts
 
     def _drop(self, block: BlockId) -> None:
         del self._entries[self._digests.pop(block)]

@@ -3,9 +3,12 @@
 The asyncio edge talks to it by two queues: commands in, reports out. One step:
 
     obey(commands) -> plan -> run -> settle
+
+When it has nothing to do it checks the accounts of its blocks, now and then.
 """
 
 import asyncio
+import dataclasses
 import logging
 import queue
 import threading
@@ -14,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from common.runtime.idle_check import IdleCheck
 from common.scheduling.plan import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -70,7 +74,10 @@ class Core(Protocol[_CommandT_contra, _EventT_co]):
         """Take in what a step computed; called for an empty plan, too."""
 
     def load(self, num_steps: int) -> EngineLoad:
-        """Return how full the engine is."""
+        """Return how full the engine is; the thread adds `num_violations`."""
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the accounts of the blocks, one text each; called when the engine is idle."""
 
 
 class Runner(Protocol):
@@ -96,6 +103,7 @@ class EngineThread(Generic[CommandT, EventT]):
         self._commands: queue.SimpleQueue[CommandT | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._num_steps = 0
+        self._idle_check = IdleCheck(core.check)
         self._is_stopping = False
 
     def start(
@@ -128,30 +136,44 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def _work(self, report: Callable[[StepReport[EventT]], None]) -> None:
         is_idle = True
-        report(StepReport((), self._core.load(0)))
+        report(StepReport((), self._load()))
         while True:
-            events = self._obey(wait=is_idle)
+            events = self._obey(report, wait=is_idle)
             if self._is_stopping:
                 return
+            self._idle_check.note_work()
             plan, planned = self._core.plan()
             events.extend(planned)
             if not plan:
                 settled = list(self._core.settle(plan, _NOTHING))
                 is_idle = not settled  # what has failed in planning may have made room
-                report(StepReport((*events, *settled), self._core.load(self._num_steps)))
+                report(StepReport((*events, *settled), self._load()))
                 continue
             is_idle = False
             if events:  # the edge may act on them while the step runs
-                report(StepReport(tuple(events), self._core.load(self._num_steps)))
+                report(StepReport(tuple(events), self._load()))
             report(self._step(plan))
 
-    def _obey(self, *, wait: bool) -> list[EventT]:
+    def _load(self) -> EngineLoad:
+        load = self._core.load(self._num_steps)
+        return dataclasses.replace(load, num_violations=self._idle_check.num_violations)
+
+    def _obey(self, report: Callable[[StepReport[EventT]], None], *, wait: bool) -> list[EventT]:
         events: list[EventT] = []
         if wait:
-            self._take(self._commands.get(), events)
+            self._take(self._await_command(report), events)
         while not self._commands.empty():
             self._take(self._commands.get(), events)
         return events
+
+    def _await_command(self, report: Callable[[StepReport[EventT]], None]) -> CommandT | None:
+        """Wait for the next command; if it does not come soon, check the accounts meanwhile."""
+        try:
+            return self._commands.get(timeout=self._idle_check.wait_s(time.monotonic()))
+        except queue.Empty:
+            if not self._idle_check.run():
+                report(StepReport((), self._load()))
+        return self._commands.get()
 
     def _take(self, command: CommandT | None, events: list[EventT]) -> None:
         if command is None:
@@ -164,7 +186,7 @@ class EngineThread(Generic[CommandT, EventT]):
         result = self._runner.run(plan)
         events = tuple(self._core.settle(plan, result))
         self._num_steps += 1
-        load = self._core.load(self._num_steps)
+        load = self._load()
         step_s = time.perf_counter() - started
         return StepReport(events, load, step_s, plan.num_tokens, plan.num_prompt_tokens)
 

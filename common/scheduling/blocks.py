@@ -1,7 +1,11 @@
 """The blocks of sequences: found in the prefix cache, taken, published when full, released. Used by both schedulers."""
 
+from collections.abc import Collection, Iterable
+
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
+from common.messages.ids import BlockId
+from common.scheduling.audit import violations
 from common.scheduling.sequence import Sequence
 
 
@@ -76,6 +80,10 @@ class SequenceBlocks:
         sequence.block_ids = []
         sequence.num_computed = 0
         sequence.num_cached = 0
+
+    def violations(self, sequences: Collection[Sequence], copies: Iterable[Iterable[BlockId]] = ()) -> list[str]:
+        """Return what is wrong with the accounts of all blocks, see `common.scheduling.audit`."""
+        return violations(self._pool, self._prefix, self._block_size, sequences, copies)
 
     def _look_up(self, sequence: Sequence) -> None:
         assert not sequence.block_ids

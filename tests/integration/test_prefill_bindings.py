@@ -1,13 +1,16 @@
 """What a prefill worker claims, computes, holds and lets go, seen by a scripted author of tasks."""
 
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
 import prefill_worker.intake
 from common.messages.chain import chain_of
-from common.messages.ids import Epoch, WorkerId
+from common.messages.ids import Epoch, PlacementNumber, RequestId, TryNumber, WorkerId
 from common.rpc.channels import Channels
+from common.scheduling.sequence import SequenceKey
+from prefill_worker.core import PrefillCore
 from prefill_worker.worker import MAX_RUNNING, PrefillWorker
 from proto import worker_pb2 as pb
 from tests.support.broker_records import FINGERPRINT
@@ -45,6 +48,10 @@ def num_held(prefill: Node[PrefillWorker]) -> int:
 
 async def until_released(prefill: Node[PrefillWorker]) -> None:
     await until(lambda: num_held(prefill) == 0 and prefill.is_idle, "everything is released")
+
+
+def key_of_first_try(request: str) -> SequenceKey:
+    return SequenceKey(RequestId(request), PlacementNumber(1), TryNumber(1))
 
 
 async def commit_of(author: ScriptedAuthor, request: str = "r") -> pb.CommitRequest:
@@ -322,6 +329,28 @@ async def test_an_announcer_that_fails_lets_go(
     await author.publish("r", PROMPT)
     await until(lambda: prefill.valve.computed("r"), "it is computed")
     await until_released(prefill)
+
+
+async def test_a_block_that_leaks_is_noticed_when_the_engine_is_idle(
+    author: ScriptedAuthor, prefill: Node[PrefillWorker], fabric: Fabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    await author.publish("r", PROMPT)
+    await commit_of(author)
+    assert prefill.edge.load.num_violations == 0
+    engine = prefill.edge.engine
+    assert engine is not None
+    scheduler = cast(PrefillCore, engine._core)._scheduler
+    scheduler._blocks._pool.share(scheduler._sequences[key_of_first_try("r")].block_ids[:1])
+    await author.release(prefill.record, "r")
+    await until(lambda: prefill.edge.load.num_violations == 1, "the leak is found")
+    assert [record for record in caplog.records if "nobody knows" in record.getMessage()]
+    assert prefill.edge.metrics.violations._value.get() == 1
+
+    async def is_told() -> bool:
+        states = await fabric.broker.registry.workers()
+        return any(state.record == prefill.record and state.load.num_violations == 1 for state in states)
+
+    await until(is_told, "the registry knows")
 
 
 async def test_draining_waits_for_the_pages_to_be_pulled(

@@ -7,6 +7,7 @@ an owner; eviction or `forget` that leaves an entry behind; `take` that does not
 """
 
 import hashlib
+from collections import Counter
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -155,9 +156,8 @@ class PoolMachine(RuleBasedStateMachine):
     def is_consistent(self) -> None:
         if not hasattr(self, "pool"):
             return
-        self.pool.check()
-        for block in map(BlockId, range(NUM_BLOCKS)):
-            assert self.pool.num_owners(block) == sum(owner.count(block) for owner in self.owners)
+        assert self.pool.violations(Counter(block for owner in self.owners for block in owner)) == []
+        assert self.prefix.violations() == []
         num_owned = len({block for owner in self.owners for block in owner})
         assert self.pool.num_referenced == num_owned
         assert self.pool.num_free == NUM_BLOCKS - num_owned

@@ -121,8 +121,8 @@ class PrefillMachine(RuleBasedStateMachine):
     def is_consistent(self) -> None:
         if not hasattr(self, "pool"):
             return
-        self.pool.check()
         scheduler = self.scheduler
+        assert scheduler.violations() == []
         assert scheduler.num_held == sum(prompt.token is not None for prompt in self.prompts.values())
         assert scheduler.num_running + scheduler.num_waiting + scheduler.num_held == len(self.prompts)
         owned = {block for prompt in self.prompts.values() for block in prompt.sequence.block_ids}

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 import pytest
 
+from common.runtime import idle_check
 from common.runtime.engine import EngineLoad, EngineThread, StepReport
 from common.scheduling.plan import Chunk, StepPlan, StepResult
 from tests.support.polling import until
@@ -24,6 +26,7 @@ class ScriptedCore:
     num_steps_wanted: int = 0
     fails_in: str = ""
     told_by_settling_nothing: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
 
     def obey(self, command: int | str) -> Iterable[str]:
         self._note(f"obey {command}")
@@ -47,6 +50,10 @@ class ScriptedCore:
 
     def load(self, num_steps: int) -> EngineLoad:
         return EngineLoad(8, 8, 0, num_steps=num_steps)
+
+    def check(self) -> list[str]:
+        self._note("check")
+        return self.violations
 
     def _note(self, call: str) -> None:
         assert threading.current_thread().name == "engine"
@@ -84,7 +91,7 @@ class Engine:
         return [event for report in self.reports for event in report.events]
 
     async def until_idle(self) -> None:
-        await until(lambda: self.core.calls[-1:] == ["settle nothing"] and self.thread._commands.empty(), "idle")
+        await until(lambda: self.core.calls[-1:] == ["check"] and self.thread._commands.empty(), "idle, and checked")
 
     def _take(self, report: StepReport[str]) -> None:
         assert threading.current_thread() is threading.main_thread()
@@ -109,7 +116,7 @@ async def test_a_step(engine: Engine) -> None:
     engine.thread.submit(1)
     await until(lambda: "settled" in engine.events, "a step has run")
     await engine.until_idle()
-    assert engine.core.calls == ["obey 1", "plan", "run", "settle", "plan", "settle nothing"]
+    assert engine.core.calls == ["obey 1", "plan", "run", "settle", "plan", "settle nothing", "check"]
     assert engine.events == ["obeyed 1", "planned", "settled"]
     step = next(report for report in engine.reports if report.num_tokens)
     assert (step.num_tokens, step.load.num_steps) == (3, 1)
@@ -144,7 +151,69 @@ async def test_what_failed_in_planning_is_told_without_a_step(engine: Engine) ->
     await until(lambda: "failed" in engine.events, "the failure is told")
     await engine.until_idle()
     # It may have made room for others, so it plans again before it sleeps.
-    assert engine.core.calls == ["obey go", "plan", "settle nothing", "plan", "settle nothing"]
+    assert engine.core.calls == ["obey go", "plan", "settle nothing", "plan", "settle nothing", "check"]
+
+
+async def test_an_idle_engine_checks_its_accounts_once_after_its_work(engine: Engine) -> None:
+    engine.thread.submit(2)
+    await engine.until_idle()
+    assert engine.core.calls.count("check") == 1
+    assert engine.core.calls[-1] == "check"
+    assert all(report.load.num_violations == 0 for report in engine.reports)
+
+
+async def test_a_busy_engine_checks_nothing(engine: Engine) -> None:
+    for _ in range(3):
+        engine.valve.close()
+        engine.thread.submit(1)
+        await until(lambda: engine.valve.is_holding, "a step runs")
+        engine.thread.submit(1)
+        engine.valve.open()
+    await engine.until_idle()
+    assert engine.core.calls.count("check") == 1
+
+
+async def test_a_violation_is_counted_and_logged_each_time(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_check, "INTERVAL_S", 0.0)
+    engine.core.violations = ["block 7 is nobody's", "block 8 is everybody's"]
+    for number in (1, 2):
+        engine.thread.submit(1)
+        await until(lambda number=number: engine.reports[-1].load.num_violations == number, "it is counted")
+        assert [record.levelname for record in caplog.records] == ["ERROR"] * number
+        assert "block 7 is nobody's; block 8 is everybody's" in caplog.records[-1].getMessage()
+    assert engine.crashes == []
+
+
+class TestWhenToCheck:
+    def test_only_after_work_and_not_at_once(self) -> None:
+        check = idle_check.IdleCheck(list)
+        assert check.wait_s(0.0) is None
+        check.note_work()
+        assert check.wait_s(0.0) == idle_check.IDLE_S
+        assert check.run()
+        assert check.wait_s(time.monotonic()) is None
+
+    def test_not_again_within_the_interval(self) -> None:
+        check = idle_check.IdleCheck(list)
+        check.run()
+        check.note_work()
+        wait_s = check.wait_s(time.monotonic())
+        assert wait_s is not None
+        assert idle_check.INTERVAL_S - 0.9 < wait_s <= idle_check.INTERVAL_S
+
+    def test_an_expensive_one_is_made_rarely(self) -> None:
+        def look_long() -> list[str]:
+            started_s = time.monotonic()
+            while time.monotonic() < started_s + 0.05:
+                pass
+            return []
+
+        check = idle_check.IdleCheck(look_long)
+        check.run()
+        check.note_work()
+        assert (check.wait_s(time.monotonic()) or 0.0) > 0.04 / idle_check.SHARE
 
 
 async def test_stopping_ends_after_the_running_step(engine: Engine) -> None:

@@ -164,3 +164,35 @@ def test_releasing_cancels_in_any_state(num_steps: int) -> None:
     assert worker.scheduler.sequence(key("a")) is None
     assert not worker.step()
     assert worker.pool.num_free == worker.pool.num_total
+
+
+def test_the_chunks_that_a_release_spares_are_counted() -> None:
+    worker = Worker(num_blocks=8, token_budget=32, chunk_size=16)
+    for name, length in (("running", 50), ("done", 16), ("waiting", 70)):
+        worker.add(
+            sequence(name, range(100 * len(worker.live), 100 * len(worker.live) + length), arrival=len(worker.live))
+        )
+    worker.step()
+    assert worker.scheduler.num_waiting == 1
+    for name, total in (("running", 3), ("done", 3), ("waiting", 8), ("waiting", 8), ("unheard of", 8)):
+        worker.scheduler.release(key(name))
+        assert worker.scheduler.num_cancelled_chunks == total
+
+
+def test_a_prompt_that_fails_spares_nothing() -> None:
+    worker = Worker(chunk_size=16)
+    worker.add(sequence("a", range(40)))
+    worker.step("a")
+    worker.scheduler.release(key("a"))
+    assert worker.scheduler.num_cancelled_chunks == 0
+    assert worker.scheduler.violations() == []
+
+
+def test_a_prompt_that_is_in_no_queue_is_a_violation() -> None:
+    worker = Worker()
+    worker.add(sequence("a", range(40)))
+    worker.step()
+    assert worker.scheduler.violations() == []
+    worker.scheduler._held.clear()
+    worker.scheduler._running.clear()
+    assert worker.scheduler.violations() == ["1 prompts stand 0 times in the queues"]
