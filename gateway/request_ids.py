@@ -7,12 +7,19 @@ from common.messages.ids import RequestId
 
 HEADER = "x-request-id"
 
+_PUBLIC = re.compile(r"(?:chatcmpl-|cmpl-)?(?P<own>[0-9a-f]{32})")
 _ECHOED = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def new_request_id() -> RequestId:
     """Return a random 128-bit id."""
     return RequestId(secrets.token_hex(16))
+
+
+def request_of(public: str) -> RequestId | None:
+    """Return the request that a client names by the id of its response, with or without the prefix; None: nonsense."""
+    match = _PUBLIC.fullmatch(public)
+    return None if match is None else RequestId(match["own"])
 
 
 def echoed_id(sent: str | None, own: RequestId) -> str:

@@ -1,0 +1,1 @@
+"""gRPC for clients: the servicers behind `--rpc-port`, and their listener."""

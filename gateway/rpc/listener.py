@@ -1,0 +1,37 @@
+"""The gRPC listener for clients. Whoever reaches it may use it, as with the HTTP API beside it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from common.errors import InvalidSetting
+from common.rpc.server import bind
+from proto.tandem.v1.generate_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_CALLS = 256
+"""Calls under way at once; more are refused with RESOURCE_EXHAUSTED."""
+
+
+@asynccontextmanager
+async def serve_rpc(generation: GenerationServicer, host: str, port: int, *, reuse_port: bool) -> AsyncIterator[int]:
+    """Serve while entered, and give the port; 0 takes any free one. Raises `InvalidSetting` if the port is taken.
+
+    With `reuse_port` several gateways share it; without, two clusters on one port would get each other's calls.
+    """
+    options = (
+        ("grpc.so_reuseport", int(reuse_port)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    )
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
+    add_GenerationServicer_to_server(generation, server)
+    try:
+        bound = bind(server, host, port)
+    except InvalidSetting as error:
+        raise InvalidSetting("rpc_port", port, f"cannot listen on {host}") from error
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(grace=None)
