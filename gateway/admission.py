@@ -60,6 +60,8 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
+        """This process leaves: it is not ready, but serves what still arrives on the connections that are open."""
+        self._is_over = False
 
     @property
     def num_running(self) -> int:
@@ -68,7 +70,7 @@ class Admission:
 
     def admit(self) -> Permit:
         """Return a permit; raises `Draining` or, with the time until one is likely free, `Overloaded`."""
-        if self.is_draining:
+        if self._is_over:
             raise Draining("The server is shutting down.", retry_after_s=1.0)
         if self.num_running >= self._max_concurrent:
             raise Overloaded(
@@ -89,17 +91,21 @@ class Admission:
         if not self._started:
             self._idle.set()
 
-    async def drain(self, grace_s: float) -> bool:
-        """Refuse new requests, give the running ones `grace_s`, then cut them; return whether none had to be cut."""
+    def begin_drain(self) -> None:
+        """Be not ready from now on."""
         self.is_draining = True
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
-        except TimeoutError:
-            for permit in list(self._started):
-                permit.cut()
-            return False
-        return True
+
+    async def wait_until_idle(self) -> None:
+        """Return when no request is in progress."""
+        await self._idle.wait()
+
+    def end(self) -> int:
+        """Refuse new requests and cut the running ones; return how many these were."""
+        self.is_draining = self._is_over = True
+        running = list(self._started)
+        for permit in running:
+            permit.cut()
+        return len(running)
 
     def _retry_after_s(self) -> float:
         """Return how long it takes, at the rate of late, until one of the running requests is done."""

@@ -9,6 +9,7 @@ from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
 from gateway.api.chat import create_chat_completion
 from gateway.api.completions import create_completion
+from gateway.api.draining import give_up_connection, use_connection
 from gateway.api.errors import answer_errors
 from gateway.api.health import live, ready
 from gateway.api.keys import SERVICE, VLLM_ALIASES
@@ -24,11 +25,12 @@ from gateway.vllm_aliases import VllmAliases
 
 def create_app(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics) -> web.Application:
     """Return the application that serves `engine`'s models."""
-    app = web.Application(middlewares=[observe, answer_errors], client_max_size=settings.max_body_bytes)
+    app = web.Application(middlewares=[use_connection, observe, answer_errors], client_max_size=settings.max_body_bytes)
     service = app[SERVICE] = _service(engine, settings, metrics)
     if settings.vllm_metrics:
         app[VLLM_ALIASES] = VllmAliases(service.metrics, service.models)
     app.on_response_prepare.append(echo_request_id)
+    app.on_response_prepare.append(give_up_connection)
     app.cleanup_ctx.append(_threads)
     app.router.add_post("/v1/chat/completions", create_chat_completion)
     app.router.add_post("/v1/completions", create_completion)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,7 +18,7 @@ from common.broker.redis_registry import RedisModelIndex
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId, ModelName
 from common.rpc.channels import Channels
-from common.settings.gateway import GatewayProcessSettings
+from common.settings.gateway import GatewayProcessSettings, own_socket_in
 from common.telemetry.logs import setup_logging
 from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
@@ -25,10 +26,11 @@ from gateway.app import create_app
 from gateway.canary import Canary, proof_window_s
 from gateway.dispatch import Dispatcher
 from gateway.feeds import Feeds
+from gateway.listeners import descriptors_of_systemd, inherit
 from gateway.perches import list_perches
 from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
-from gateway.server import close, serve
+from gateway.server import close, port_of, serve
 from gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ async def open_cluster(
     channels = Channels(settings.secret)
     proofs = Proofs(proof_window_s(settings.canary_interval_s))
     dispatcher = Dispatcher(gateway, settings.max_failures, metrics, proofs)
-    feeds = Feeds(gateway, channels, dispatcher.take, dispatcher.lose)
+    feeds = Feeds(gateway, channels, dispatcher)
 
     def open_model(model: ModelName) -> ModelView:
         broker = RedisBroker(connection, model)
@@ -87,17 +89,32 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
     with StopSignals() as signals:
         async with open_cluster(gateway, settings, metrics) as dispatcher:
             app = create_app(dispatcher, app_settings, metrics)
-            runner = await serve(app, settings.host, settings.port, settings.reuse_port)
-            logger.info("listening on %s:%d", settings.host, settings.port)
+            runner = await _listen(app, settings)
+            logger.info("listening on %s:%d", settings.host, port_of(runner))
             await signals.stop.wait()
-            await close_gently(runner, settings.drain_s, signals)
+            await close_gently(runner, settings.drain_s, signals, settings.drain_delay_s)
     await asyncio.to_thread(flush_tracing)
     return 0
 
 
-async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSignals) -> None:
-    """Drain for up to `drain_s`; a second signal ends the waiting, and what still runs by its error event."""
-    closing = asyncio.create_task(close(runner, drain_s))
+async def _listen(app: web.Application, settings: GatewayProcessSettings) -> web.AppRunner:
+    own_socket = None if settings.socket_dir is None else own_socket_in(settings.socket_dir, os.getpid())
+    return await serve(
+        app,
+        settings.host,
+        settings.port,
+        settings.reuse_port,
+        listeners=inherit(settings.listen_fds or descriptors_of_systemd(os.environ)),
+        own_socket=own_socket,
+    )
+
+
+async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSignals, drain_delay_s: float = 0.0) -> None:
+    """Drain for up to `drain_s`; a second signal ends the waiting, and what still runs by its error event.
+
+    Either way the process has done what it could and exits 0: it was told to leave, and every request got its end.
+    """
+    closing = asyncio.create_task(close(runner, drain_s, drain_delay_s))
     hurry = asyncio.create_task(signals.hurry.wait())
     await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()

@@ -1,4 +1,10 @@
-"""Listening: the application on a port, with the limits that protect it from its clients."""
+"""Listening: the application on a port or on inherited sockets, with the limits that protect it from its clients."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from pathlib import Path
 
 from aiohttp import web
 
@@ -6,19 +12,32 @@ from common.errors import InvalidSetting
 from common.telemetry.endpoint import http_logger
 from gateway.api.keys import SERVICE
 
+logger = logging.getLogger(__name__)
+
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 * 1024
 """Of one header field, and of the request line; more is answered 400 without reading on."""
 
 BACKLOG = 1024
-CLOSE_TIMEOUT_S = 5.0
-"""What handlers get to end after they were cancelled at shutdown."""
+CLOSE_TIMEOUT_S = 1.5
+"""What handlers get to write their last event, and again to end after they were cancelled: with the rest of the end it
+must fit into the margin that a supervisor leaves beyond the drain time."""
 
 
-async def serve(app: web.Application, host: str, port: int, reuse_port: bool = False) -> web.AppRunner:
+async def serve(
+    app: web.Application,
+    host: str,
+    port: int,
+    reuse_port: bool = False,
+    *,
+    listeners: Sequence[socket.socket] = (),
+    own_socket: Path | None = None,
+) -> web.AppRunner:
     """Start listening and return the runner, to be given to `close`; raises `InvalidSetting` if the port is taken.
 
-    A handler is cancelled as soon as its client is gone, and bodies are never decompressed.
+    With `listeners` clients come from these, and nothing is bound. At `own_socket` (a path) this very process answers,
+    which matters where several share a port. A handler is cancelled as soon as its client is gone, and bodies are never
+    decompressed.
     """
     runner = web.AppRunner(
         app,
@@ -33,9 +52,14 @@ async def serve(app: web.Application, host: str, port: int, reuse_port: bool = F
         shutdown_timeout=CLOSE_TIMEOUT_S,
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None)
+    sites: list[web.BaseSite] = [web.SockSite(runner, listener, backlog=BACKLOG) for listener in listeners]
+    if not sites:
+        sites = [web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None)]
+    if own_socket is not None:
+        sites.append(web.UnixSite(runner, own_socket))
     try:
-        await site.start()
+        for site in sites:
+            await site.start()
     except OSError as error:
         await runner.cleanup()
         raise InvalidSetting("port", port, f"cannot listen on {host}: {error.strerror}") from error
@@ -48,11 +72,25 @@ def port_of(runner: web.AppRunner) -> int:
     return port
 
 
-async def close(runner: web.AppRunner, grace_s: float) -> bool:
-    """Be not ready, refuse new requests, let the running ones end within `grace_s`, stop listening.
+async def close(runner: web.AppRunner, grace_s: float, delay_s: float = 0.0) -> bool:
+    """Be not ready, after `delay_s` accept no more connections, let requests end within `grace_s`, stop listening.
 
-    Returns whether every request came to its own end; the others were ended by an error.
+    Requests that arrive meanwhile on open connections are served too. Returns whether every request came to its own
+    end; the others were ended by an error.
     """
-    is_complete = await runner.app[SERVICE].admission.drain(grace_s)
+    service = runner.app[SERVICE]
+    service.admission.begin_drain()
+    await asyncio.sleep(delay_s)
+    for site in runner.sites:
+        if not isinstance(site, web.UnixSite):  # whoever watches this process may still ask it
+            await site.stop()
+    try:
+        async with asyncio.timeout(grace_s):
+            if runner.server is not None:  # not closed before
+                await service.connections.drain(runner.server)
+            await service.admission.wait_until_idle()
+    except TimeoutError:
+        logger.warning("requests are left after %.0f s of draining", grace_s)
+    num_cut = service.admission.end()
     await runner.cleanup()
-    return is_complete
+    return num_cut == 0

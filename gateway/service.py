@@ -1,10 +1,11 @@
 """What the handlers of one gateway share."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
+from gateway.connections import Connections
 from gateway.engine import Engine
 from gateway.served_models import ServedModels
 from gateway.settings import GatewaySettings
@@ -20,6 +21,7 @@ class Service:
     metrics: GatewayMetrics
     settings: GatewaySettings
     executor: ThreadPoolExecutor
+    connections: Connections = field(default_factory=Connections)
 
     def close(self) -> None:
         """Let the threads end."""

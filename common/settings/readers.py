@@ -104,6 +104,14 @@ def core_list(raw: str) -> tuple[int, ...]:
     return tuple(sorted(cores))
 
 
+def descriptors(raw: str) -> tuple[int, ...]:
+    """Return the file descriptors of a list like "3" or "3,4"."""
+    parts = [part.strip() for part in raw.split(",")]
+    if not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
+        raise ValueError("must be a list of file descriptors like 3 or 3,4")
+    return tuple(int(part) for part in parts)
+
+
 def auto(read: Callable[[str], ValueT]) -> Callable[[str], ValueT | None]:
     """Return a reader that takes the word "auto" for None and leaves the rest to `read`."""
 
@@ -116,6 +124,7 @@ def auto(read: Callable[[str], ValueT]) -> Callable[[str], ValueT | None]:
 port_number = integer(0, 65535)
 
 NO_CORES: tuple[int, ...] = ()
+NO_DESCRIPTORS: tuple[int, ...] = ()
 
 
 def _check_range(value: float, minimum: float, maximum: float | None) -> None:

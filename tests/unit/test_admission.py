@@ -41,7 +41,7 @@ async def test_b104_released_on_every_exit(failure: type[BaseException]) -> None
     with pytest.raises(failure), admission.admit():
         raise failure
     assert admission.num_running == 0
-    assert await admission.drain(0)
+    assert admission.end() == 0
 
 
 async def test_a_second_release_does_nothing() -> None:
@@ -52,7 +52,7 @@ async def test_a_second_release_does_nothing() -> None:
         assert admission.num_running == 1
 
 
-async def test_b109_running_requests_may_end_before_the_limit() -> None:
+async def test_b109_while_draining_requests_end_and_late_ones_are_served() -> None:
     admission, may_end = Admission(2), asyncio.Event()
 
     async def request() -> str:
@@ -60,24 +60,28 @@ async def test_b109_running_requests_may_end_before_the_limit() -> None:
             await may_end.wait()
             return "whole"
 
+    admission.begin_drain()
     running = asyncio.create_task(request())
     await asyncio.sleep(0)
-    draining = asyncio.create_task(admission.drain(5))
+    idle = asyncio.create_task(admission.wait_until_idle())
     await asyncio.sleep(0)
-    with pytest.raises(Draining):
-        admission.admit()
+    assert admission.is_draining
+    assert not idle.done()
     may_end.set()
     assert await running == "whole"
-    assert await draining
+    await idle
+    assert admission.end() == 0
 
 
-async def test_b109_at_the_limit_the_rest_is_cut() -> None:
+async def test_b109_at_the_limit_the_rest_is_cut_and_new_ones_are_refused() -> None:
     admission = Admission(2)
     running = asyncio.create_task(hold(admission))
     await asyncio.sleep(0)
-    assert not await admission.drain(0.01)
+    assert admission.end() == 1
     with pytest.raises(Draining):
         await running
+    with pytest.raises(Draining):
+        admission.admit()
     assert admission.num_running == 0
 
 
