@@ -17,6 +17,7 @@ held:<worker>:<epoch>  hash    entry of that stream -> blocks it reserves     pl
 prefill:<fingerprint>  stream  PrefillTasks, group `prefill`                  publish, claim       task TTL of a publish
 
 `tandem:models`        zset    model -> last beat of any of its workers (ms)  beat                 1 h without a beat
+`tandem:notices`       stream  CancelNotices, read by every gateway           post                 notice TTL of a post
 
 "drain" moves waiting jobs to workers; it is part of the scripts of place, withdraw and every decode worker's beat.
 """
@@ -27,6 +28,7 @@ from urllib.parse import quote
 from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
 
 MODELS: Final = "tandem:models"
+NOTICES: Final = "tandem:notices"
 
 
 def escape(name: str) -> str:

@@ -23,6 +23,9 @@ class BrokerPolicy:
     """What a request refused for a full waiting set is told."""
     max_deliveries: int = 4
     """A prefill task taken over more often than that kills its workers: it is dropped."""
+    max_notices: int = 1000
+    """What gateways tell each other is kept about so long: they read within milliseconds."""
+    notice_ttl_s: float = 600.0
     consumer_idle_s: float = 300.0
     """A consumer without tasks that has not read for so long is removed from its group."""
 

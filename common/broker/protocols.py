@@ -9,6 +9,7 @@ from typing import Protocol
 
 from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
 from common.messages.job import Job, PrefillTask
+from common.messages.notice import CancelNotice
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord, WorkerState
 
 
@@ -60,6 +61,14 @@ class Delivery:
 
     entry: EntryId
     task: PrefillTask
+
+
+@dataclass(frozen=True, slots=True)
+class PostedNotice:
+    """A notice and its place on the board."""
+
+    entry: EntryId
+    notice: CancelNotice
 
 
 class Registry(Protocol):
@@ -124,6 +133,20 @@ class TaskQueue(Protocol):
 
     async def num_tasks(self) -> int:
         """Return how many tasks stand in the stream, claimed ones included."""
+
+
+class NoticeBoard(Protocol):
+    """What gateways tell all gateways of the cluster. Every one reads for itself what is posted after it began; old
+    notices go when there are many."""
+
+    async def post(self, notice: CancelNotice) -> None:
+        """Tell all gateways."""
+
+    async def newest(self) -> EntryId:
+        """Return the entry behind which a reader begins that wants only what comes from now on."""
+
+    async def read(self, after: EntryId, block_s: float) -> list[PostedNotice]:
+        """Return notices behind `after`, waiting up to `block_s` for the first one."""
 
 
 class ModelIndex(Protocol):

@@ -13,10 +13,11 @@ import msgspec
 
 from common.errors import MalformedRecord
 from common.messages.job import Job, PrefillTask
+from common.messages.notice import CancelNotice
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord
 
-Record = Job | PrefillTask | WorkerRecord | WorkerLoad | ModelCard
-RecordT = TypeVar("RecordT", Job, PrefillTask, WorkerRecord, WorkerLoad, ModelCard)
+Record = Job | PrefillTask | WorkerRecord | WorkerLoad | ModelCard | CancelNotice
+RecordT = TypeVar("RecordT", Job, PrefillTask, WorkerRecord, WorkerLoad, ModelCard, CancelNotice)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)

@@ -4,9 +4,11 @@ from typing import Protocol
 
 from common.broker.connection import RedisConnection
 from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
+from common.broker.memory_notices import MemoryNoticeBoard
 from common.broker.policy import BrokerPolicy
-from common.broker.protocols import JobQueue, ModelIndex, Registry, TaskQueue
+from common.broker.protocols import JobQueue, ModelIndex, NoticeBoard, Registry, TaskQueue
 from common.broker.redis_broker import RedisBroker
+from common.broker.redis_notices import RedisNoticeBoard
 from common.messages.ids import Fingerprint, ModelName
 from tests.support.broker_records import MODEL
 
@@ -40,6 +42,9 @@ class Harness(Protocol):
     def broker(self, model: ModelName = MODEL, policy: BrokerPolicy | None = None) -> Broker:
         """Return a broker of a model; brokers of one model meet each other only if it is the same object."""
 
+    def notices(self, policy: BrokerPolicy | None = None) -> NoticeBoard:
+        """Return a notice board that nobody else has."""
+
     async def elapse(self, seconds: float) -> None:
         """Return when the broker's clock has advanced so much."""
 
@@ -55,6 +60,10 @@ class MemoryHarness:
         """Return a broker whose index is shared with the other ones of the test."""
         self._index = self._index or MemoryModelIndex(self._clock, policy)
         return MemoryBroker(model, self._clock, policy, self._index)
+
+    def notices(self, policy: BrokerPolicy | None = None) -> NoticeBoard:
+        """Return a new board."""
+        return MemoryNoticeBoard(self._clock, policy)
 
     async def elapse(self, seconds: float) -> None:
         """Advance the clock."""
@@ -73,6 +82,10 @@ class RedisHarness:
     def broker(self, model: ModelName = MODEL, policy: BrokerPolicy | None = None) -> Broker:
         """Return a broker on the shared connection."""
         return RedisBroker(self._connection, model, policy)
+
+    def notices(self, policy: BrokerPolicy | None = None) -> NoticeBoard:
+        """Return the board of this Redis, which the test has for itself."""
+        return RedisNoticeBoard(self._connection, policy)
 
     async def elapse(self, seconds: float) -> None:
         """Let Redis itself count the time, by reading a stream that nobody writes."""

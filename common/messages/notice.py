@@ -1,0 +1,12 @@
+"""What gateways tell each other."""
+
+import msgspec
+
+from common.messages.ids import RequestId
+
+
+class CancelNotice(msgspec.Struct, frozen=True, tag="cancel_notice", tag_field="kind"):
+    """Somebody wants a request ended, at whichever gateway it is; `is_done`: the gateway that had it has ended it."""
+
+    request: RequestId
+    is_done: bool = False
