@@ -1,68 +1,68 @@
 """The cluster as an `Engine`: places requests on decode workers through Redis and streams what they answer.
 
 Life of a request: placed (or waiting for room) -> accepted by a worker -> tokens -> one terminal event. A placement
-that is lost is followed by another that continues the shown tokens, until the failure budget is spent.
+that is lost is followed by another that continues the shown tokens, until the failure budget is spent or the request's
+time is over.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 
-import grpc
-
-from common.broker.protocols import Candidate, JobQueue, Placed, Whereabouts
 from common.errors import (
     BrokerUnavailable,
+    DeadlineExceeded,
     GenerationFailed,
     InvalidLogits,
     InvalidRequest,
-    Overloaded,
+    PeerError,
+    RequestCancelled,
     TandemError,
     WorkerLost,
 )
 from common.messages.codec import pack_ids
-from common.messages.ids import GatewayId, RequestId
-from common.messages.job import Job
-from common.messages.registry import ModelCard, WorkerState
+from common.messages.ids import GatewayId, PlacementNumber, RequestId
+from common.messages.registry import ModelCard
+from common.rpc.failures import reply_from
 from common.telemetry.metrics import GatewayMetrics
+from gateway.cancelling import RPC_TIMEOUT_S, Canceller, Notice
 from gateway.engine import EndOfStream, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 from gateway.feeds import Feeds
+from gateway.losses import LossReason, PlacementLost
+from gateway.placing import Placer
 from gateway.proofs import Proofs
 from gateway.roster import Roster, source_of
 from gateway.spans import CANCELLED
-from gateway.streams import PlacementFailed, PlacementLost, Source, Stream, StreamItem
+from gateway.streams import PlacementFailed, Source, Stream, StreamItem
 from proto import worker_pb2 as pb
 
 logger = logging.getLogger(__name__)
-
-MAX_CANDIDATES = 8
-MAX_INLINE_BYTES = 4096
-"""Longer prompts travel directly to the worker that accepted the job; Redis holds small records."""
-
-ACCEPT_CHECK_S = 1.0
-MAX_UNACCEPTED_CHECKS = 5
-"""So often may a placed job be neither accepted nor findable before it is placed again."""
-
-FAILOVER_WAIT_S = 30.0
-"""How long a request that lost its worker waits for another one."""
-
-RPC_TIMEOUT_S = 2.0
 
 MIN_PROOF_TOKENS = 2
 """The first token comes from the prefill; the second one shows that pages arrived and were decoded from."""
 
 
 class Dispatcher:
-    """Implements `gateway.engine.Engine` over a cluster."""
+    """Implements `gateway.engine.Engine` over a cluster, and `gateway.feeds.FeedListener`. `clock` returns seconds."""
 
-    def __init__(self, gateway: GatewayId, max_failures: int, metrics: GatewayMetrics, proofs: Proofs) -> None:
+    def __init__(
+        self,
+        gateway: GatewayId,
+        max_failures: int,
+        metrics: GatewayMetrics,
+        proofs: Proofs,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._gateway = gateway
         self._max_failures = max_failures
         self._metrics = metrics
         self.proofs = proofs
+        self._clock = clock
         self._streams: dict[RequestId, Stream] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._prompts: set[asyncio.Task[None]] = set()
+        self._placer: Placer
+        self._canceller: Canceller
         self.roster: Roster
         self.feeds: Feeds
 
@@ -70,6 +70,8 @@ class Dispatcher:
         """Connect to the cluster's view; called once before the first request."""
         self.roster = roster
         self.feeds = feeds
+        self._placer = Placer(self._gateway, roster, feeds, self._metrics, self._clock)
+        self._canceller = Canceller(feeds)
         roster.is_trusted = self.proofs.is_trusted
 
     @property
@@ -79,7 +81,8 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Let the last cancels go out."""
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._canceller.close()
+        await asyncio.gather(*self._prompts, return_exceptions=True)
 
     async def models(self) -> Sequence[ModelCard]:
         """Return the models that have workers."""
@@ -99,27 +102,24 @@ class Dispatcher:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Yield the answer; see `Engine.generate`."""
-        stream = Stream(request)
-        self._streams[request.request] = stream
+        stream = self._open(request)
         error = CANCELLED
         try:
-            await self._place(stream)
+            stream.raise_if_ended()
+            await self._placer.place(stream)
             while True:
-                item = await self._next(stream)
-                match item:
-                    case TokenDelta():
-                        yield item
-                    case EndOfStream():
-                        stream.is_over = True
-                        if stream.source is not None and item.num_generated >= MIN_PROOF_TOKENS:
-                            self.proofs.note(stream.source)
-                        yield item
-                        return
-                    case PlacementLost(reason):
-                        end = await self._place_again(stream, reason)
+                match await self._next(stream):
+                    case TokenDelta() as delta:
+                        yield delta
+                    case PlacementLost() as loss:
+                        end = await self._place_again(stream, loss)
                         if end is not None:
                             yield end
                             return
+                    case EndOfStream() as end:
+                        self._finish(stream)
+                        yield end
+                        return
                     case PlacementFailed(code, message):
                         stream.is_over = True
                         raise _failure(code, message)
@@ -128,199 +128,130 @@ class Dispatcher:
             raise
         finally:
             del self._streams[request.request]
-            stream.leave_queue(error)
+            stream.close(error)
             if not stream.is_over:
-                self._cancel(stream)
+                self._release(stream)
+
+    def cancel(self, request: RequestId) -> bool:
+        """End a request as its client, or whoever knows its id, asks for; False if it is not under way here."""
+        stream = self._streams.get(request)
+        if stream is not None:
+            stream.end(RequestCancelled("the request was cancelled by its id"))
+        return stream is not None
 
     def take(self, source: Source, event: pb.FeedEvent) -> None:
         """Take an event from a feed."""
         stream = self._streams.get(RequestId(event.request))
         if stream is None or self._is_foreign(source, stream, event) or not stream.take(source, event):
             self._refuse(source, event)
-        elif event.HasField("accepted") and event.accepted.needs_prompt:
-            self._spawn(self._send_prompt(source, stream))
+            return
+        match event.WhichOneof("event"):
+            case "accepted" if event.accepted.needs_prompt:
+                task = asyncio.create_task(self._send_prompt(source, stream))
+                self._prompts.add(task)
+                task.add_done_callback(self._prompts.discard)
+            case "try_lost":
+                self._metrics.lost_tries.inc()
+                message, extra = "prefill try lost: %s", {"request_id": stream.request.request}
+                logger.warning(message, event.try_lost.reason, extra=extra)
 
-    def lose(self, source: Source, reason: str) -> None:
-        """A worker's feed is broken."""
+    def lose(self, source: Source, loss: PlacementLost) -> None:
+        """A worker is gone or stalled."""
         for stream in self._streams.values():
-            stream.lose(source, reason)
+            stream.lose(source, loss)
 
-    def _is_foreign(self, source: Source, stream: Stream, event: pb.FeedEvent) -> bool:
-        """Whether a worker of another version of the model has taken the job, out of the waiting set that all versions
-        share. Its placement is given up. Later events need no look: they are taken from the acceptor alone."""
-        if not (event.HasField("accepted") or event.tokens.is_early):
-            return False
-        record = self.feeds.record(source)
-        if record is None or event.placement != stream.placement:
-            return False
-        stream.fingerprint = stream.fingerprint or record.fingerprint
-        is_foreign = record.fingerprint != stream.fingerprint
-        if is_foreign and stream.is_awaited:
-            stream.give_up(f"{source.worker} serves another version of the model")
-        return is_foreign
+    def meet(self, source: Source) -> None:
+        """A worker can be talked to (again)."""
+        self._canceller.resume(source)
+
+    def _open(self, request: GenerateRequest) -> Stream:
+        deadline_s = None if request.deadline_s is None else self._clock() + request.deadline_s
+        stream = self._streams[request.request] = Stream(request, self._max_failures, deadline_s)
+        if request.deadline_s is not None:
+            stream.end_after(request.deadline_s)
+        return stream
 
     async def _next(self, stream: Stream) -> StreamItem:
         """Wait for the next item; while nobody has accepted the placement, make sure that it is somewhere."""
         if stream.is_awaited:
-            await self._await_acceptance(stream)
+            await self._placer.await_acceptance(stream)
         return await stream.next()
 
-    async def _await_acceptance(self, stream: Stream) -> None:
-        num_unknown = 0
-        num_checks = 0
-        while stream.is_awaited:
-            try:
-                async with asyncio.timeout(ACCEPT_CHECK_S):
-                    await stream.bound.wait()
-                    return
-            except TimeoutError:
-                num_checks += 1
-            where = await self._whereabouts(stream)
-            if not stream.is_awaited:
-                return
-            if where == Whereabouts.WAITING:
-                self._check_wait(stream, num_checks)
-                continue
-            num_unknown += 1
-            is_gone = stream.target is not None and not self.feeds.is_connected(stream.target)
-            if is_gone or num_unknown > (MAX_UNACCEPTED_CHECKS if where == Whereabouts.PLACED else 1):
-                stream.give_up("no worker has accepted the request in time")
-
-    def _check_wait(self, stream: Stream, num_checks: int) -> None:
-        if stream.num_failures and num_checks * ACCEPT_CHECK_S > FAILOVER_WAIT_S:
-            raise WorkerLost("the worker that held this request is gone and no other one took over")
-
-    async def _whereabouts(self, stream: Stream) -> str:
-        try:
-            return await self._jobs(stream).whereabouts(stream.request.request, stream.placement)
-        except BrokerUnavailable:
-            return Whereabouts.PLACED  # cannot tell: wait on
-
-    async def _place_again(self, stream: Stream, reason: str) -> EndOfStream | None:
+    async def _place_again(self, stream: Stream, loss: PlacementLost) -> EndOfStream | None:
         """Start another placement that continues what was shown; return the end if nothing is left to continue."""
-        stream.num_failures += 1
-        logger.warning("placement %d lost: %s", stream.placement, reason, extra={"request_id": stream.request.request})
+        extra = {"request_id": stream.request.request}
+        logger.warning("placement %d lost: %s", stream.placement, loss.text, extra=extra)
         end = stream.finished_by_shown()
         if end is not None:
             return end
-        if stream.num_failures >= self._max_failures:
-            raise WorkerLost(f"the request failed {stream.num_failures} times, last because {reason}")
-        self._cancel(stream)
-        await self._place(stream)
+        stream.note_loss(loss)
+        if stream.request.worker is not None:
+            raise WorkerLost(loss.text)
+        self._release(stream)
+        self._metrics.note_failover(loss.reason)
+        await self._placer.place_again(stream)
         return None
 
-    async def _place(self, stream: Stream) -> None:
-        request = stream.request
-        workers = self._workers(stream)
-        if not workers and stream.num_failures == 0:
-            raise Overloaded("no decode worker is ready to take the request", retry_after_s=2.0)
-        stream.begin_placement()
-        self._metrics.note_placement("again" if stream.num_failures else "first")
-        num_tokens = len(request.prompt_ids) + len(stream.shown)
-        candidates = [Candidate(state.record.worker, state.record.epoch) for state in workers[:MAX_CANDIDATES]]
-        num_blocks = _blocks_needed(workers, num_tokens) if workers else 1
-        placed = await self._jobs(stream).place(self._job(stream), num_blocks, candidates)
-        if isinstance(placed, Placed):
-            stream.target = Source(placed.worker, placed.epoch)
+    def _finish(self, stream: Stream) -> None:
+        """The answer is complete: its worker holds nothing of it any more, and has proved itself."""
+        stream.is_over = True
+        if stream.source is not None and stream.num_own_tokens >= MIN_PROOF_TOKENS:
+            self.proofs.note(stream.source)
 
-    def _workers(self, stream: Stream) -> list[WorkerState]:
-        """Return the workers of the version of the model that must answer: prompt and shown tokens are ids of its
-        tokenizer, and mean something else to another version's."""
-        workers = self.roster.decode_workers(stream.request.model)
-        if stream.fingerprint is None:
-            return workers
-        akin = [state for state in workers if state.record.fingerprint == stream.fingerprint]
-        if workers and not akin:
-            reason = "only workers of another version of the model are left"
-            raise WorkerLost(reason) if stream.shown else Overloaded(reason, retry_after_s=1.0)
-        return akin
+    def _is_foreign(self, source: Source, stream: Stream, event: pb.FeedEvent) -> bool:
+        """Whether a worker has taken the job out of the waiting set that must not have it: one of another version of
+        the model, as all share the set, or another one than the request names. Its placement is given up. Later events
+        need no look: they are taken from the acceptor alone."""
+        is_acceptance = event.HasField("accepted")
+        if not (is_acceptance or event.tokens.is_early) or event.placement != stream.placement:
+            return False
+        record = self.feeds.record(source)
+        if record is None:
+            return False
+        stream.fingerprint = stream.fingerprint or record.fingerprint
+        is_unnamed = is_acceptance and stream.request.worker not in (None, source.worker)
+        is_foreign = is_unnamed or record.fingerprint != stream.fingerprint
+        if is_foreign and stream.is_awaited:
+            stream.give_up(f"{source.worker} is not a worker for this request")
+        return is_foreign
 
-    def _job(self, stream: Stream) -> Job:
-        request = stream.request
-        prompt = pack_ids(request.prompt_ids)
-        return Job(
-            request=request.request,
-            placement=stream.placement,
-            gateway=self._gateway,
-            model=request.model,
-            num_prompt_tokens=len(request.prompt_ids),
-            sampling=request.sampling,
-            prompt=prompt if len(prompt) <= MAX_INLINE_BYTES else None,
-            shown=pack_ids(stream.shown),
-            cache_salt=request.cache_salt,
-            traceparent=request.traceparent,
-            tracestate=request.tracestate,
-        )
-
-    def _jobs(self, stream: Stream) -> JobQueue:
-        view = self.roster.view(stream.request.model)
-        assert view is not None  # a request is only made for a model with a card
-        return view.jobs
-
-    def _cancel(self, stream: Stream) -> None:
+    def _release(self, stream: Stream) -> None:
         """Release the current placement everywhere, in the background."""
-        source = stream.source or stream.target
+        request, source = stream.request.request, stream.source or stream.target
         if source is not None:
-            self._spawn(self._send_cancel(source, stream.request.request, stream.placement))
-        if stream.source is None:
-            self._spawn(self._withdraw(self._jobs(stream), stream.request.request, stream.placement))
+            self._canceller.cancel(Notice(source, request, stream.placement))
+        view = self.roster.view(stream.request.model)
+        if stream.source is None and stream.placement and view is not None:
+            self._canceller.withdraw(view.jobs, request, stream.placement)
 
     def _refuse(self, source: Source, event: pb.FeedEvent) -> None:
-        """Tell a worker that its placement is outdated, once, when it would go on otherwise."""
-        if event.WhichOneof("event") == "accepted":
-            self._spawn(self._send_cancel(source, RequestId(event.request), event.placement))
-
-    async def _send_cancel(self, source: Source, request: RequestId, placement: int) -> None:
-        stub = self.feeds.stub(source)
-        if stub is None:
+        """Tell a worker that its placement is outdated. Early copies need no answer: their sender hears it when it
+        announces or commits, from the author of its task."""
+        if event.tokens.is_early:
             return
-        try:
-            await stub.Cancel(pb.CancelRequest(request=request, placement=placement), timeout=RPC_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            problem = error.code().name
-            logger.info("cancel not delivered to %s: %s", source.worker, problem, extra={"request_id": request})
-
-    async def _withdraw(self, jobs: JobQueue, request: RequestId, placement: int) -> None:
-        try:
-            await jobs.withdraw(request, placement)  # type: ignore[arg-type] # a placement number by construction
-        except BrokerUnavailable as error:
-            logger.info("job not withdrawn: %s", error, extra={"request_id": request})
+        self._metrics.stale_messages.inc()
+        self._canceller.cancel(Notice(source, RequestId(event.request), PlacementNumber(event.placement)))
 
     async def _send_prompt(self, source: Source, stream: Stream) -> None:
-        stub = self.feeds.stub(source)
+        stub, placement = self.feeds.stub(source), stream.placement
         request = pb.PromptRequest(
-            request=stream.request.request, placement=stream.placement, ids=pack_ids(stream.request.prompt_ids)
+            request=stream.request.request, placement=placement, ids=pack_ids(stream.request.prompt_ids)
         )
         try:
             if stub is not None:
-                await stub.Prompt(request, timeout=RPC_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            stream.lose(source, f"the prompt was not delivered ({error.code().name})")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-
-def _blocks_needed(workers: Sequence[WorkerState], num_tokens: int) -> int:
-    """Return the blocks for the prompt and one step; raise if no worker's whole pool would hold them."""
-    largest = max(workers, key=lambda state: state.record.num_blocks).record
-    num_blocks = -(-(num_tokens + 1) // largest.block_size)
-    if num_blocks > largest.num_blocks:
-        capacity = largest.num_blocks * largest.block_size
-        raise InvalidRequest(
-            f"The prompt of {num_tokens} tokens exceeds the KV capacity of {capacity} tokens of every worker.",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-    return num_blocks
+                await reply_from(source.worker, stub.Prompt(request, timeout=RPC_TIMEOUT_S))
+        except PeerError as error:
+            if stream.placement == placement:
+                text = f"the prompt was not delivered ({error})"
+                stream.lose(source, PlacementLost(LossReason.FAILED, text))
 
 
 def _failure(code: str, message: str) -> GenerationFailed | InvalidRequest:
     match code:
         case "invalid_logits":
             return InvalidLogits(message)
+        case "deadline_exceeded":
+            return DeadlineExceeded(message)
         case "invalid_request" | "too_long":
             return InvalidRequest(message, code=code)
         case _:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from common.broker.protocols import JobQueue, Registry
 from common.errors import BrokerUnavailable
 from common.messages.ids import GatewayId, ModelName
-from common.messages.registry import ModelCard, Role, WorkerState
+from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerState
 from common.telemetry.metrics import GatewayMetrics
 from gateway.feeds import Feeds
 from gateway.streams import Source
@@ -17,6 +17,7 @@ from gateway.streams import Source
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 0.5
+AWAY_MISSES = 2
 FRESH_S = 3.0
 """A view older than this is no ground for saying that the cluster is ready."""
 
@@ -55,7 +56,7 @@ class Roster:
         self._list_models = list_models
         self._open_model = open_model
         self._metrics = metrics
-        self._is_away = False
+        self._num_misses = 0
         self.is_trusted: Callable[[Source], bool] = lambda source: True
         """Whether nothing is held against a worker; those that are not trusted get work only if nobody is."""
         self._views: dict[ModelName, ModelView] = {}
@@ -67,7 +68,7 @@ class Roster:
             try:
                 await self.refresh()
             except BrokerUnavailable as error:
-                self._is_away = True
+                self._num_misses += 1
                 logger.warning("registry unavailable: %s", error)
             await asyncio.sleep(REFRESH_S)
 
@@ -79,8 +80,8 @@ class Roster:
             if view.needs_card:
                 view.card = await view.registry.card() or view.card
             await view.jobs.beat_gateway(self._gateway)
-        if self._is_away:
-            self._is_away = False
+        if self._num_misses:
+            self._num_misses = 0
             self._metrics.broker_reconnects.inc()
         self._refreshed_at = time.monotonic()
         self._feeds.follow(state.record for view in self._views.values() for state in view.workers)
@@ -99,10 +100,15 @@ class Roster:
         usable = self.open_workers(model)
         return [state for state in usable if self.is_trusted(source_of(state))] or usable
 
+    def serving_workers(self, model: ModelName) -> list[WorkerState]:
+        """Return the decode workers that serve, in any order: also one that takes nobody in just now because a suspect
+        request runs alone on it."""
+        view = self._views.get(model)
+        return [state for state in view.workers if self._is_serving(state)] if view is not None else []
+
     def open_workers(self, model: ModelName) -> list[WorkerState]:
         """Return the decode workers that can take a job now, trusted or not, the least loaded first."""
-        view = self._views.get(model)
-        usable = [state for state in view.workers if self.is_open(state)] if view is not None else []
+        usable = [state for state in self.serving_workers(model) if state.load.is_open]
         return sorted(usable, key=lambda state: state.load.num_running + state.load.num_waiting)
 
     @property
@@ -111,14 +117,22 @@ class Roster:
         return self._refreshed_at is not None and time.monotonic() - self._refreshed_at < FRESH_S
 
     @property
+    def is_away(self) -> bool:
+        """Whether the registry is known not to answer; one miss may be a broken connection, which is made anew."""
+        return self._num_misses >= AWAY_MISSES
+
+    @property
     def models(self) -> list[ModelName]:
         """Return the names seen so far."""
         return list(self._views)
 
     def is_open(self, state: WorkerState) -> bool:
         """Whether it is a decode worker that takes work and whose events would reach us."""
-        is_decode = state.record.role is Role.DECODE
-        return is_decode and state.load.is_open and self._feeds.is_connected(source_of(state))
+        return state.load.is_open and self._is_serving(state)
+
+    def _is_serving(self, state: WorkerState) -> bool:
+        is_at_work = state.record.role is Role.DECODE and state.load.health is WorkerHealth.READY
+        return is_at_work and self._feeds.is_connected(source_of(state))
 
 
 def source_of(state: WorkerState) -> Source:

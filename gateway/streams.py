@@ -11,11 +11,20 @@ import asyncio
 from array import array
 from dataclasses import dataclass
 
+from common.errors import DeadlineExceeded, GenerationFailed, WorkerLost
 from common.messages.chain import EMPTY_CHAIN, extend_chain
 from common.messages.ids import Epoch, Fingerprint, PlacementNumber, WorkerId
 from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
+from gateway.losses import LossReason, PlacementLost
 from gateway.spans import QueueSpan
 from proto import worker_pb2 as pb
+
+DRAINING = "worker_draining"
+"""The code with which a worker that leaves gives a placement back."""
+
+SUSPECT_DEATHS = 2
+"""A request that was there when so many workers died or stalled may be the cause: it runs alone from then on, so that
+its third victim, if there is one, takes nobody else's requests with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +33,6 @@ class Source:
 
     worker: WorkerId
     epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementLost:
-    """The current placement cannot go on; another one may."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +48,61 @@ StreamItem = TokenDelta | Ending
 
 
 class Stream:
-    """The tokens of one request and the ending of its placement; owned by the gateway's event loop."""
+    """The tokens of one request and the ending of its placement; owned by the gateway's event loop.
 
-    def __init__(self, request: GenerateRequest) -> None:
+    `max_failures`: the failure of that number ends the request. `deadline_s`: its end on the caller's clock.
+    """
+
+    def __init__(self, request: GenerateRequest, max_failures: int, deadline_s: float | None = None) -> None:
         self.request = request
+        self.deadline_s = deadline_s
         self.placement = PlacementNumber(0)
         self.num_failures = 0
         self.source: Source | None = None
         """The worker that accepted the current placement."""
         self.target: Source | None = None
         """The worker in whose stream the job was put, if one had room."""
+        self.leaving: set[Source] = set()
+        """Workers that gave a placement back because they drain: they do not come back."""
         self.fingerprint: Fingerprint | None = request.fingerprint
         """The version of the model that answers: one alone, as another would go on with other tokens. None: any."""
         self.shown: list[int] = []
         """Every token taken, by the client's reader or waiting for it."""
         self.is_over = False
+        self._max_failures = max_failures
+        self._num_deaths = 0
+        self._may_have_killed = False
         self._chains = array("Q", [EMPTY_CHAIN])
         self._num_read = 0
+        self._num_shown_before = 0
         self._num_cached_tokens: int | None = None
         self._ending: Ending | None = None
+        self._error: GenerationFailed | None = None
         self._has_news = asyncio.Event()
+        self._settled = asyncio.Event()
         self._queued: QueueSpan | None = None
-        self.bound = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     def begin_placement(self) -> None:
         """Start the next placement; what the old one still says is outdated from now on."""
         self.placement = PlacementNumber(self.placement + 1)
         self.source = None
         self.target = None
-        self.bound.clear()
+        self._may_have_killed = False
+        self._num_shown_before = len(self.shown)
         self._ending = None
+        if self._error is None:
+            self._settled.clear()
         self.leave_queue("placement_lost")
         self._queued = QueueSpan(self.request, self.placement)
 
     async def next(self) -> StreamItem:
-        """Wait for the tokens that were not read yet, else for the ending of the current placement."""
+        """Wait for the tokens that were not read yet, else for the ending of the current placement; raise what the
+        request was ended by."""
         while True:
             if self._num_read < len(self.shown):
                 return self._read()
+            self.raise_if_ended()
             if self._ending is not None:
                 return self._ending
             self._has_news.clear()
@@ -92,7 +111,31 @@ class Stream:
     @property
     def is_awaited(self) -> bool:
         """Whether the current placement may still be accepted."""
-        return not self.bound.is_set() and self._ending is None
+        return not self._settled.is_set()
+
+    async def settles_within(self, seconds: float) -> bool:
+        """Wait until the current placement is accepted, lost or over; False if it is none of these in that time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._settled.wait()
+        except TimeoutError:
+            return self._settled.is_set()
+        return True
+
+    @property
+    def is_again(self) -> bool:
+        """Whether the current placement follows one that was lost."""
+        return self.placement > 1
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether workers died over this request so often that it must run alone."""
+        return self._num_deaths >= SUSPECT_DEATHS
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Tokens that came from the current placement."""
+        return len(self.shown) - self._num_shown_before
 
     def finished_by_shown(self) -> EndOfStream | None:
         """Return the end of the answer if the shown tokens are all of it (only the terminal event was lost)."""
@@ -103,23 +146,64 @@ class Stream:
             return self._end(FinishReason.LENGTH)
         return None
 
-    def lose(self, source: Source, reason: str) -> None:
-        """The connection to `source` is gone."""
+    def lose(self, source: Source, loss: PlacementLost) -> None:
+        """That worker is gone or stalled."""
         if source == (self.source or self.target):
-            self._conclude(PlacementLost(reason))
+            self._conclude(loss)
+        elif self.is_awaited and self.target is None:
+            self._may_have_killed = True  # the waiting job may have been given to it
 
     def leave_queue(self, error: str) -> None:
         """End the wait for acceptance without it; nothing happens if the placement was accepted."""
         if self._queued is not None:
             self._queued.end(error)
 
-    def give_up(self, reason: str) -> None:
-        """Nobody has accepted the current placement; another one may do better."""
-        self._conclude(PlacementLost(reason))
+    def give_up(self, text: str) -> None:
+        """Nobody has accepted the current placement; another one may do better.
+
+        No failure, as an emptied Redis looks like this to every request at once; unless a worker died meanwhile that
+        may have had the job: a request that ends workers before they can say so must not do it again and again.
+        """
+        self._conclude(PlacementLost(LossReason.UNACCEPTED, text, is_failure=self._may_have_killed))
+
+    def note_loss(self, loss: PlacementLost) -> None:
+        """Take the loss of the current placement into account; raises `WorkerLost` if it was one failure too many."""
+        if loss.reason is LossReason.DRAINED and self.source is not None:
+            self.leaving.add(self.source)
+        if loss.is_failure:
+            is_death = loss.reason in (LossReason.LOST, LossReason.STALLED) and self.source is not None
+            self._fail(loss.text, is_death=is_death)
+        self.raise_if_ended()
+
+    def end(self, error: GenerationFailed) -> None:
+        """End the request, whatever its placement does; an answer that is complete stays one."""
+        if self._error is None and not isinstance(self._ending, EndOfStream):
+            self._error = error
+            self._has_news.set()
+            self._settled.set()
+
+    def end_after(self, seconds: float) -> None:
+        """End the request in so many seconds, unless it is closed before."""
+        error = DeadlineExceeded("The request's time is over.")
+        if seconds <= 0:
+            self.end(error)
+        else:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.end, error)
+
+    def close(self, error: str) -> None:
+        """Stop all that waits; `error` is why the placement was not accepted, if it was not."""
+        self.leave_queue(error)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def raise_if_ended(self) -> None:
+        """Raise what the request was ended by, if it was."""
+        if self._error is not None:
+            raise self._error
 
     def take(self, source: Source, event: pb.FeedEvent) -> bool:
         """Take an event from a feed; False if it is outdated and its sender should release what it holds."""
-        if event.placement != self.placement or self.is_over:
+        if event.placement != self.placement or self.is_over or self._error is not None:
             return False
         match event.WhichOneof("event"):
             case "accepted":
@@ -135,12 +219,14 @@ class Stream:
                 self._take_finished(event.finished)
             case "failed":
                 self._take_failed(event.failed)
+            case "try_lost":
+                self._fail(event.try_lost.reason, is_death=True)
         return True
 
     def _take_accepted(self, source: Source) -> bool:
-        if self.source is None:
+        if self.source is None and self._ending is None:
             self.source = source
-            self.bound.set()
+            self._settled.set()
             assert self._queued is not None  # a placement has begun
             self._queued.accept(source.worker)
         return self.source == source
@@ -151,12 +237,12 @@ class Stream:
 
     def _take_tokens(self, tokens: pb.Tokens) -> None:
         if tokens.index > len(self.shown):
-            self._conclude(PlacementLost("token frames are missing"))
+            self._conclude(PlacementLost(LossReason.REFUSED, "token frames are missing"))
             return
         num_known = len(self.shown) - tokens.index
         known = self.shown[tokens.index :]
         if tokens.chain != self._chains[tokens.index] or list(tokens.ids[:num_known]) != known[: len(tokens.ids)]:
-            self._conclude(PlacementLost("the worker continued other tokens than were shown"))
+            self._conclude(PlacementLost(LossReason.REFUSED, "the worker continued other tokens than were shown"))
             return
         new = list(tokens.ids[num_known:])
         if new:
@@ -164,17 +250,26 @@ class Stream:
 
     def _take_finished(self, finished: pb.Finished) -> None:
         if finished.num_generated != len(self.shown):
-            self._conclude(PlacementLost("the last token frames are missing"))
+            self._conclude(PlacementLost(LossReason.REFUSED, "the last token frames are missing"))
             return
         if self._num_cached_tokens is None:
             self._num_cached_tokens = finished.num_cached_tokens
         self._conclude(self._end(FinishReason(finished.reason)))
 
     def _take_failed(self, failed: pb.Failed) -> None:
-        if failed.is_retryable:
-            self._conclude(PlacementLost(failed.message))
+        if failed.code == DRAINING:
+            self._conclude(PlacementLost(LossReason.DRAINED, failed.message, is_failure=False))
+        elif failed.is_retryable:
+            self._conclude(PlacementLost(LossReason.FAILED, failed.message))
         else:
             self._conclude(PlacementFailed(failed.code, failed.message))
+
+    def _fail(self, reason: str, *, is_death: bool) -> None:
+        """Use up one failure; the last one ends the request."""
+        self.num_failures += 1
+        self._num_deaths += is_death
+        if self.num_failures >= self._max_failures:
+            self.end(WorkerLost(f"the request failed {self.num_failures} times, last because {reason}"))
 
     def _show(self, tokens: pb.Tokens, new: list[int]) -> None:
         # What the first placement found stands: a later one may hit what the first one has computed.
@@ -196,3 +291,4 @@ class Stream:
         """Note how the placement ends; only the first word counts."""
         self._ending = self._ending or ending
         self._has_news.set()
+        self._settled.set()

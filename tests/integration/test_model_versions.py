@@ -10,9 +10,11 @@ from common.errors import Overloaded, WorkerLost
 from common.messages.ids import Epoch, Fingerprint, RequestId, WorkerId
 from common.messages.registry import Role, WorkerHealth, WorkerLoad
 from common.messages.sampling import SamplingParams
+from gateway import placing as placing_module
 from gateway.engine import GenerateRequest
+from gateway.streams import Source
 from tests.support.broker_records import make_card
-from tests.support.dispatch_harness import DispatchHarness, answer, ids_of, job_of, quicken
+from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, ids_of, job_of, quicken
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 
@@ -52,7 +54,10 @@ async def test_a_request_goes_to_the_version_of_its_tokenizer(upgrade: Upgrade, 
     assert await running == [9]
 
 
-async def test_a_stream_is_never_continued_by_another_version(upgrade: Upgrade) -> None:
+async def test_a_stream_is_never_continued_by_another_version(
+    upgrade: Upgrade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing_module, "FAILOVER_WAIT_S", 0.2)
     old = await upgrade.add_version(OLD)
     new = await upgrade.add_version(NEW)
     running = asyncio.create_task(upgrade.ids(OLD))
@@ -74,6 +79,20 @@ async def test_a_stream_goes_on_at_its_own_version(upgrade: Upgrade) -> None:
     assert await running == [9, 10]
 
 
+async def test_a_stream_waits_for_a_worker_of_its_own_version(upgrade: Upgrade) -> None:
+    """One that restarts has to load its model first."""
+    old = await upgrade.add_version(OLD)
+    new = await upgrade.add_version(NEW)
+    running = asyncio.create_task(upgrade.ids(OLD))
+    answer(old, await job_of(old), [9], finish=None)
+    await old.stop()
+    await until(lambda: not upgrade.feeds.is_connected(Source(old.worker, old.epoch)))
+    restarted = await upgrade.add_version(OLD)
+    answer(restarted, await job_of(restarted), [10])
+    assert await running == [9, 10]
+    assert new.jobs.empty()
+
+
 async def test_a_waiting_job_that_another_version_takes_is_placed_again(upgrade: Upgrade) -> None:
     old = await upgrade.add_version(OLD)
     await old.beat(num_running=1)  # no seat is left: the request waits
@@ -86,7 +105,8 @@ async def test_a_waiting_job_that_another_version_takes_is_placed_again(upgrade:
     assert (again.placement, again.shown) == (2, b"")
     answer(old, again, [9])
     assert await running == [9]
-    assert new.cancels.get_nowait() == ("r", 1)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await new.cancels.get() == ("r", 1)
 
 
 async def test_ids_of_one_version_are_never_given_to_another(upgrade: Upgrade) -> None:

@@ -80,7 +80,7 @@ class TestQueue:
     @pytest.fixture
     def stream(self) -> Stream:
         request = GenerateRequest(REQUEST, ModelName("m"), [1], SAMPLING, traceparent=PARENT, tracestate=STATE)
-        stream = Stream(request)
+        stream = Stream(request, max_failures=3)
         stream.begin_placement()
         return stream
 

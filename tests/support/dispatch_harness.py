@@ -12,7 +12,7 @@ from common.messages.ids import Fingerprint, GatewayId
 from common.messages.job import Job
 from common.rpc.channels import Channels
 from common.telemetry.metrics import GatewayMetrics
-from gateway import dispatch as dispatch_module
+from gateway import placing as placing_module
 from gateway import roster as roster_module
 from gateway.dispatch import Dispatcher
 from gateway.engine import GenerateEvent, GenerateRequest, TokenDelta
@@ -32,7 +32,7 @@ MAX_FAILURES = 3
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timers of roster and dispatcher."""
     monkeypatch.setattr(roster_module, "REFRESH_S", 0.01)
-    monkeypatch.setattr(dispatch_module, "ACCEPT_CHECK_S", 0.05)
+    monkeypatch.setattr(placing_module, "ACCEPT_CHECK_S", 0.05)
 
 
 class DispatchHarness:
@@ -44,7 +44,7 @@ class DispatchHarness:
         metrics = GatewayMetrics(CollectorRegistry())
         self.dispatcher = Dispatcher(GatewayId("g"), MAX_FAILURES, metrics, Proofs(60.0))
         self.channels = Channels(SECRET)
-        self.feeds = Feeds(GatewayId("g"), self.channels, self.dispatcher.take, self.dispatcher.lose)
+        self.feeds = Feeds(GatewayId("g"), self.channels, self.dispatcher)
         view = ModelView(self.broker.registry, self.broker.jobs)
         self.roster = Roster(GatewayId("g"), self.feeds, index.models, lambda model: view, metrics)
         self.dispatcher.attach(self.roster, self.feeds)

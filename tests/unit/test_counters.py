@@ -12,7 +12,9 @@ from common.rpc.channels import Channels
 from common.scheduling.plan import Chunk, StepPlan
 from common.telemetry.metrics import GatewayMetrics
 from gateway import roster as roster_module
+from gateway.dispatch import Dispatcher
 from gateway.feeds import Feeds
+from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from tests.support.polling import until
 from tests.support.scripted_decode import ScriptedDecode
@@ -51,7 +53,7 @@ async def test_every_return_of_redis_is_counted(monkeypatch: pytest.MonkeyPatch)
         raise AssertionError(model)
 
     channels = Channels("secret")
-    feeds = Feeds(GatewayId("g"), channels, lambda source, event: None, lambda source, reason: None)
+    feeds = Feeds(GatewayId("g"), channels, Dispatcher(GatewayId("g"), 3, metrics, Proofs(60.0)))
     roster = Roster(GatewayId("g"), feeds, list_models, open_model, metrics)
     watching = asyncio.create_task(roster.watch())
     try:

@@ -9,17 +9,20 @@ from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
 from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
 from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
-from gateway.streams import PlacementFailed, PlacementLost, Source, Stream, StreamItem
+from gateway.losses import LossReason, PlacementLost
+from gateway.streams import PlacementFailed, Source, Stream, StreamItem
 from proto import worker_pb2 as pb
 
 DECODE = Source(WorkerId("decode-0"), Epoch(1))
 OTHER = Source(WorkerId("decode-1"), Epoch(2))
 PREFILL = Source(WorkerId("prefill-0"), Epoch(3))
+MAX_FAILURES = 3
+GONE = PlacementLost(LossReason.LOST, "gone")
 
 
 def make_stream(max_tokens: int = 8, stop_ids: tuple[int, ...] = (2,)) -> Stream:
     sampling = SamplingParams(seed=1, max_tokens=max_tokens, stop_ids=stop_ids)
-    stream = Stream(GenerateRequest(RequestId("r"), ModelName("m"), [5, 6], sampling))
+    stream = Stream(GenerateRequest(RequestId("r"), ModelName("m"), [5, 6], sampling), MAX_FAILURES)
     stream.begin_placement()
     return stream
 
@@ -89,10 +92,10 @@ async def test_b107_a_reader_that_lags_costs_bytes_per_token() -> None:
 async def test_tokens_behind_a_lost_feed_are_not_lost() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
-    stream.lose(DECODE, "paused")
+    stream.lose(DECODE, GONE)
     stream.take(DECODE, tokens(0, [7], []))
     assert [type(item) for item in await drain(stream, 2)] == [TokenDelta, PlacementLost]
-    stream.lose(DECODE, "again")
+    stream.lose(DECODE, GONE)
     stream.take(DECODE, tokens(1, [8], [7]))
     stream.begin_placement()
     assert stream.shown == [7, 8]
@@ -199,8 +202,8 @@ async def test_the_next_placement_continues_what_was_shown() -> None:
 async def test_failures_are_told_apart() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
-    stream.take(DECODE, pb.FeedEvent(placement=1, failed=pb.Failed(message="draining", is_retryable=True)))
-    assert await drain(stream, 1) == [PlacementLost("draining")]
+    stream.take(DECODE, pb.FeedEvent(placement=1, failed=pb.Failed(message="no pages", is_retryable=True)))
+    assert await drain(stream, 1) == [PlacementLost(LossReason.FAILED, "no pages")]
     stream.begin_placement()
     stream.take(DECODE, accepted(2))
     stream.take(DECODE, pb.FeedEvent(placement=2, failed=pb.Failed(message="NaN", code="invalid_logits")))
@@ -210,17 +213,17 @@ async def test_failures_are_told_apart() -> None:
 async def test_the_first_ending_counts() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
-    stream.lose(DECODE, "killed")
+    stream.lose(DECODE, GONE)
     stream.take(DECODE, finished(0))
-    assert await drain(stream, 1) == [PlacementLost("killed")]
+    assert await drain(stream, 1) == [GONE]
 
 
 async def test_only_the_holder_of_the_placement_can_lose_it() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
-    stream.lose(OTHER, "gone")
-    stream.lose(DECODE, "killed")
-    assert await drain(stream, 1) == [PlacementLost("killed")]
+    stream.lose(OTHER, PlacementLost(LossReason.LOST, "not ours"))
+    stream.lose(DECODE, GONE)
+    assert await drain(stream, 1) == [GONE]
 
 
 async def test_a_lost_terminal_event_is_recognised() -> None:

@@ -1,0 +1,187 @@
+"""Gives requests to decode workers: whom to propose, what the job says, and what to wait for.
+
+A first placement fails fast: whoever can be told "try again" is not kept waiting for Redis. A later one belongs to a
+client that has read a part of its answer: it waits for Redis and for workers, up to `FAILOVER_WAIT_S`.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from common.broker.backoff import backoff
+from common.broker.protocols import Candidate, Placed, Whereabouts
+from common.errors import BrokerUnavailable, InvalidRequest, Overloaded, Unavailable, WorkerLost
+from common.messages.codec import pack_ids
+from common.messages.ids import GatewayId
+from common.messages.job import Job
+from common.messages.registry import WorkerState
+from common.telemetry.metrics import GatewayMetrics
+from gateway.feeds import Feeds
+from gateway.roster import Roster, source_of
+from gateway.streams import Source, Stream
+
+logger = logging.getLogger(__name__)
+
+MAX_CANDIDATES = 8
+MAX_INLINE_BYTES = 4096
+"""Longer prompts travel directly to the worker that accepted the job; Redis holds small records."""
+
+ACCEPT_CHECK_S = 1.0
+MAX_UNACCEPTED_CHECKS = 5
+"""So often may a placed job be neither accepted nor findable before it is placed again."""
+
+FAILOVER_WAIT_S = 30.0
+"""How long a request waits for a worker while there is none: one that restarts has to load its model."""
+
+
+class Placer:
+    """Places the requests of one gateway. `clock` returns seconds."""
+
+    def __init__(
+        self,
+        gateway: GatewayId,
+        roster: Roster,
+        feeds: Feeds,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gateway = gateway
+        self._roster = roster
+        self._feeds = feeds
+        self._metrics = metrics
+        self._clock = clock
+
+    async def place(self, stream: Stream) -> None:
+        """Make the first placement; raises `Unavailable` at once if nobody can take it."""
+        if self._roster.is_away:
+            raise BrokerUnavailable("Redis does not answer.")
+        if not self._serving(stream):
+            raise Overloaded("no decode worker is ready to take the request", retry_after_s=2.0)
+        stream.begin_placement()
+        self._metrics.note_placement("first")
+        await self._put(stream)
+
+    async def place_again(self, stream: Stream) -> None:
+        """Make another placement that continues what was shown; raises `WorkerLost` if there is no way for too long."""
+        stream.begin_placement()
+        self._metrics.note_placement("again")
+        delays = backoff(random.random)
+        give_up_at = self._clock() + FAILOVER_WAIT_S
+        while True:
+            try:
+                await self._put(stream)
+                return
+            except Unavailable as error:
+                if self._clock() >= give_up_at:
+                    raise WorkerLost(f"the worker that held this request is gone, and {error}") from error
+                logger.info("not placed yet: %s", error, extra={"request_id": stream.request.request})
+            if await stream.settles_within(next(delays)):
+                return  # over, or accepted: only the answer of Redis was lost
+
+    async def await_acceptance(self, stream: Stream) -> None:
+        """Return when the current placement is accepted, lost or over; make sure that it is somewhere until then."""
+        num_unknown = num_placed = num_forsaken = 0
+        while not await stream.settles_within(ACCEPT_CHECK_S):
+            if stream.target is not None and not self._feeds.is_connected(stream.target):
+                stream.give_up(f"{stream.target.worker} was gone before it took the request in")
+                return
+            where = await self._whereabouts(stream)
+            num_placed += where == Whereabouts.PLACED
+            num_unknown += where == Whereabouts.UNKNOWN
+            num_forsaken = 0 if self._may_be_taken(stream, where) else num_forsaken + 1
+            if num_unknown > 1 or num_placed > MAX_UNACCEPTED_CHECKS:
+                stream.give_up("no worker has accepted the request in time")
+            elif num_forsaken * ACCEPT_CHECK_S > FAILOVER_WAIT_S:
+                raise WorkerLost(f"nobody could take the request for {FAILOVER_WAIT_S:.0f} s")
+
+    def _may_be_taken(self, stream: Stream, where: str | None) -> bool:
+        """Whether somebody can take the placement in, now or when others are done."""
+        if where == Whereabouts.WAITING:
+            return bool(self._roster.serving_workers(stream.request.model))
+        return where is not None
+
+    async def _whereabouts(self, stream: Stream) -> str | None:
+        """Return where the placement is; None while Redis cannot tell: that it is away is nobody's failure."""
+        view = self._roster.view(stream.request.model)
+        assert view is not None  # it was placed there
+        try:
+            return await view.jobs.whereabouts(stream.request.request, stream.placement)
+        except BrokerUnavailable:
+            return None
+
+    async def _put(self, stream: Stream) -> None:
+        """Place the current placement once; repeating it is safe. Raises `Unavailable`."""
+        request = stream.request
+        view = self._roster.view(request.model)
+        assert view is not None  # a request is only made for a model with a card
+        serving = self._serving(stream)
+        num_blocks = _blocks_needed(serving, len(request.prompt_ids) + len(stream.shown)) if serving else 1
+        candidates = self._candidates(stream)
+        if request.worker is not None and not candidates:
+            raise Overloaded(f"{request.worker} takes no work now", retry_after_s=1.0)
+        placed = await view.jobs.place(self._job(stream), num_blocks, candidates)
+        if isinstance(placed, Placed):
+            stream.target = Source(placed.worker, placed.epoch)
+        elif request.worker is not None:  # others could take it out of the waiting set
+            raise Overloaded(f"{request.worker} has no room now", retry_after_s=1.0)
+
+    def _candidates(self, stream: Stream) -> list[Candidate]:
+        """Return whom to propose. Costs are equal, so Redis takes the least busy one; that is right for a suspect, too,
+        which has to wait until its worker has finished everything else."""
+        model, named = stream.request.model, stream.request.worker
+        workers = self._roster.decode_workers(model)
+        if named is not None:  # doubted or not: that is what it is sent for
+            workers = [state for state in self._roster.open_workers(model) if state.record.worker == named]
+        staying = [state for state in workers if source_of(state) not in stream.leaving]
+        akin = _akin(stream, staying)
+        return [Candidate(state.record.worker, state.record.epoch) for state in akin[:MAX_CANDIDATES]]
+
+    def _serving(self, stream: Stream) -> list[WorkerState]:
+        """Return the workers that can answer the request, now or when others are done.
+
+        They are of one version of the model: prompt and shown tokens are ids of its tokenizer, and mean something else
+        to another version's. Raises `Overloaded` if there are only others.
+        """
+        workers = self._roster.serving_workers(stream.request.model)
+        akin = _akin(stream, workers)
+        if workers and not akin:
+            raise Overloaded("only workers of another version of the model are left", retry_after_s=1.0)
+        return akin
+
+    def _job(self, stream: Stream) -> Job:
+        request = stream.request
+        prompt = pack_ids(request.prompt_ids)
+        return Job(
+            request=request.request,
+            placement=stream.placement,
+            gateway=self._gateway,
+            model=request.model,
+            num_prompt_tokens=len(request.prompt_ids),
+            sampling=request.sampling,
+            prompt=prompt if len(prompt) <= MAX_INLINE_BYTES else None,
+            shown=pack_ids(stream.shown),
+            cache_salt=request.cache_salt,
+            traceparent=request.traceparent,
+            tracestate=request.tracestate,
+            time_left_s=None if stream.deadline_s is None else max(0.0, stream.deadline_s - self._clock()),
+            runs_alone=stream.is_suspect,
+        )
+
+
+def _akin(stream: Stream, workers: Sequence[WorkerState]) -> list[WorkerState]:
+    return [state for state in workers if stream.fingerprint in (None, state.record.fingerprint)]
+
+
+def _blocks_needed(workers: Sequence[WorkerState], num_tokens: int) -> int:
+    """Return the blocks for the prompt and one step; raise if no worker's whole pool would hold them."""
+    largest = max(workers, key=lambda state: state.record.num_blocks).record
+    num_blocks = -(-(num_tokens + 1) // largest.block_size)
+    if num_blocks > largest.num_blocks:
+        capacity = largest.num_blocks * largest.block_size
+        raise InvalidRequest(
+            f"The prompt of {num_tokens} tokens exceeds the KV capacity of {capacity} tokens of every worker.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    return num_blocks
