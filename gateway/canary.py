@@ -1,6 +1,6 @@
 """Two tokens through place, prefill, transfer and decode, for every decode worker that has proved nothing lately.
 
-Life of a round: a worker is open and its last proof is older than the interval (or it has none) -> a request that only
+Life of a round: a worker serves and its last proof is older than the interval (or it has none) -> a request that only
 this worker may decode -> its tokens came back (proof), or its time is over, or it failed.
 
 Whose time is over is doubted only if nothing moves: as long as the worker's engine finishes steps, or, before the first
@@ -113,7 +113,7 @@ class Canary:
         for source in self._pauses.keys() - listed:
             del self._pauses[source]
         for perch in perches:
-            if not perch.is_open:
+            if not perch.is_serving:
                 self._proofs.lapse(perch.source)
                 self._pauses.pop(perch.source, None)
             elif self._is_due(perch.source):
@@ -200,7 +200,7 @@ class Canary:
 
     def _doubt(self, source: Source, reason: str) -> None:
         self._rest(source)
-        if any(perch.source == source and perch.is_open for perch in self._perches()):
+        if any(perch.source == source and perch.is_serving for perch in self._perches()):
             self._metrics.canary_failures.inc()
             self._proofs.doubt(source, reason)
 

@@ -92,10 +92,10 @@ class Dispatcher:
         return cards
 
     def readiness(self) -> Readiness:
-        """Return whether the registry answers and some decode worker that takes work has proved itself lately."""
+        """Return whether the registry answers and some decode worker that serves has proved itself lately."""
         if not self.roster.is_fresh:
             return Readiness(is_ready=False, reason="the registry does not answer")
-        states = [state for model in self.roster.models for state in self.roster.open_workers(model)]
+        states = [state for model in self.roster.models for state in self.roster.serving_workers(model)]
         if not states:
             return Readiness(is_ready=False, reason="no decode worker is ready")
         return self.proofs.readiness([source_of(state) for state in states])

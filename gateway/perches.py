@@ -27,7 +27,7 @@ class Perch:
     source: Source
     model: ModelName
     fingerprint: Fingerprint
-    is_open: bool
+    is_serving: bool
     num_prompt_tokens: int
     num_ids: int
     num_steps: int
@@ -35,10 +35,11 @@ class Perch:
 
 
 def list_perches(roster: Roster) -> list[Perch]:
-    """Return every decode worker of a model that can be served, open or not."""
+    """Return every decode worker of a model that can be served, whether or not it serves just now."""
     views = [view for model in roster.models if (view := roster.view(model)) is not None]
+    serving = {source_of(state) for model in roster.models for state in roster.serving_workers(model)}
     return [
-        _perch(roster, view, view.card, state)
+        _perch(view, view.card, state, is_serving=source_of(state) in serving)
         for view in views
         if view.card is not None
         for state in view.workers
@@ -46,7 +47,7 @@ def list_perches(roster: Roster) -> list[Perch]:
     ]
 
 
-def _perch(roster: Roster, view: ModelView, card: ModelCard, state: WorkerState) -> Perch:
+def _perch(view: ModelView, card: ModelCard, state: WorkerState, *, is_serving: bool) -> Perch:
     record = state.record
     room = min(record.max_context, record.num_blocks * record.block_size) - NUM_TOKENS
     prefill_steps = [
@@ -58,7 +59,7 @@ def _perch(roster: Roster, view: ModelView, card: ModelCard, state: WorkerState)
         source=source_of(state),
         model=record.model,
         fingerprint=record.fingerprint,
-        is_open=roster.is_open(state),
+        is_serving=is_serving,
         num_prompt_tokens=max(1, min(NUM_BLOCKS * record.block_size + 1, room)),
         num_ids=min(card.vocab_size, NUM_IDS),
         num_steps=state.load.num_steps,

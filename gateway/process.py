@@ -6,6 +6,8 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 
 import uvloop
@@ -14,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from common.broker.connection import RedisConnection
 from common.broker.redis_broker import RedisBroker
+from common.broker.redis_notices import RedisNoticeBoard
 from common.broker.redis_registry import RedisModelIndex
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId, ModelName
@@ -24,12 +27,15 @@ from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
 from gateway.app import create_app
 from gateway.canary import Canary, proof_window_s
+from gateway.cancel_board import CancelBoard
 from gateway.dispatch import Dispatcher
 from gateway.feeds import Feeds
 from gateway.listeners import descriptors_of_systemd, inherit
 from gateway.perches import list_perches
 from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
+from gateway.rpc.generation import Generation
+from gateway.rpc.listener import serve_rpc
 from gateway.server import close, port_of, serve
 from gateway.settings import GatewaySettings
 
@@ -44,10 +50,18 @@ def start_gateway(settings: GatewayProcessSettings) -> int:
     return uvloop.run(_run(settings, gateway))
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterEnd:
+    """A gateway's end of its cluster: generates, and ends requests by their id wherever they are."""
+
+    engine: Dispatcher
+    cancels: CancelBoard
+
+
 @contextlib.asynccontextmanager
 async def open_cluster(
     gateway: GatewayId, settings: GatewayProcessSettings, metrics: GatewayMetrics
-) -> AsyncIterator[Dispatcher]:
+) -> AsyncIterator[ClusterEnd]:
     """Connect to a cluster and keep its view up to date while entered."""
     connection = RedisConnection(settings.redis_url or "")
     channels = Channels(settings.secret)
@@ -62,14 +76,18 @@ async def open_cluster(
     roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model, metrics)
     dispatcher.attach(roster, feeds)
     canary = Canary(dispatcher, partial(list_perches, roster), proofs, metrics, settings.canary_interval_s)
-    watching = asyncio.create_task(roster.watch(), name="roster")
-    proving = asyncio.create_task(canary.watch(), name="canary")
+    cancels = CancelBoard(RedisNoticeBoard(connection), dispatcher.cancel)
+    tasks = [
+        asyncio.create_task(roster.watch(), name="roster"),
+        asyncio.create_task(canary.watch(), name="canary"),
+        asyncio.create_task(cancels.watch(), name="cancels"),
+    ]
     try:
-        yield dispatcher
+        yield ClusterEnd(dispatcher, cancels)
     finally:
-        for task in (watching, proving):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(watching, proving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await dispatcher.close()
         await feeds.close()
         await channels.close()
@@ -87,10 +105,10 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
     )
     metrics = GatewayMetrics(CollectorRegistry())
     with StopSignals() as signals:
-        async with open_cluster(gateway, settings, metrics) as dispatcher:
-            app = create_app(dispatcher, app_settings, metrics)
+        async with open_cluster(gateway, settings, metrics) as cluster, _listen_rpc(cluster, settings) as rpc_port:
+            app = create_app(cluster.engine, app_settings, metrics)
             runner = await _listen(app, settings)
-            logger.info("listening on %s:%d", settings.host, port_of(runner))
+            logger.info("listening on %s:%d, for gRPC on port %d", settings.host, port_of(runner), rpc_port)
             await signals.stop.wait()
             await close_gently(runner, settings.drain_s, signals, settings.drain_delay_s)
     await asyncio.to_thread(flush_tracing)
@@ -107,6 +125,14 @@ async def _listen(app: web.Application, settings: GatewayProcessSettings) -> web
         listeners=inherit(settings.listen_fds or descriptors_of_systemd(os.environ)),
         own_socket=own_socket,
     )
+
+
+def _listen_rpc(cluster: ClusterEnd, settings: GatewayProcessSettings) -> AbstractAsyncContextManager[int]:
+    """Serve gRPC while entered, until the last request has ended. gRPC takes no sockets of others: gateways that share
+    those for HTTP share the port."""
+    is_shared = settings.reuse_port or bool(settings.listen_fds)
+    generation = Generation(cluster.cancels.cancel)
+    return serve_rpc(generation, settings.host, settings.rpc_port, reuse_port=is_shared)
 
 
 async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSignals, drain_delay_s: float = 0.0) -> None:

@@ -126,10 +126,6 @@ class Roster:
         """Return the names seen so far."""
         return list(self._views)
 
-    def is_open(self, state: WorkerState) -> bool:
-        """Whether it is a decode worker that takes work and whose events would reach us."""
-        return state.load.is_open and self._is_serving(state)
-
     def _is_serving(self, state: WorkerState) -> bool:
         is_at_work = state.record.role is Role.DECODE and state.load.health is WorkerHealth.READY
         return is_at_work and self._feeds.is_connected(source_of(state))

@@ -25,7 +25,7 @@ PERCH = Perch(
     source=Source(WorkerId("decode-0"), Epoch(1)),
     model=ModelName("m"),
     fingerprint=Fingerprint("f"),
-    is_open=True,
+    is_serving=True,
     num_prompt_tokens=33,
     num_ids=100,
     num_steps=5,
@@ -107,7 +107,7 @@ class Aviary:
     @property
     def is_ready(self) -> bool:
         """Readiness as the gateway asks for it."""
-        return self.proofs.readiness([perch.source for perch in self.perches if perch.is_open]).is_ready
+        return self.proofs.readiness([perch.source for perch in self.perches if perch.is_serving]).is_ready
 
     def sample(self, name: str) -> float:
         """Return a metric."""
@@ -247,7 +247,7 @@ async def test_pauses_grow_up_to_the_interval(aviary: Aviary) -> None:
 
 async def test_a_worker_that_was_away_proves_itself_again_at_once(aviary: Aviary) -> None:
     await aviary.look()
-    aviary.perches = [replace(PERCH, is_open=False)]
+    aviary.perches = [replace(PERCH, is_serving=False)]
     assert await aviary.look() == 0
     aviary.perches = [PERCH]
     assert not aviary.is_ready
