@@ -128,11 +128,9 @@ async def _listen(app: web.Application, settings: GatewayProcessSettings) -> web
 
 
 def _listen_rpc(cluster: ClusterEnd, settings: GatewayProcessSettings) -> AbstractAsyncContextManager[int]:
-    """Serve gRPC while entered, until the last request has ended. gRPC takes no sockets of others: gateways that share
-    those for HTTP share the port."""
-    is_shared = settings.reuse_port or bool(settings.listen_fds)
+    """Serve gRPC while entered: also while this process drains, so that what still runs can be cancelled."""
     generation = Generation(cluster.cancels.cancel)
-    return serve_rpc(generation, settings.host, settings.rpc_port, reuse_port=is_shared)
+    return serve_rpc(generation, settings.host, settings.rpc_port, reuse_port=settings.reuse_port)
 
 
 async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSignals, drain_delay_s: float = 0.0) -> None:

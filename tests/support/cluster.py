@@ -35,6 +35,7 @@ class Cluster:
     state_dir: Path
     options: list[str] = field(default_factory=list)
     port: int = field(default_factory=free_port)
+    rpc_port: int = field(default_factory=free_port)
 
     @property
     def url(self) -> str:
@@ -50,9 +51,8 @@ class Cluster:
 
     def start(self) -> "Cluster":
         """Start and wait until ready."""
-        result = self.tandem(
-            "up", "--detach", "--state-dir", str(self.state_dir), "--port", str(self.port), *self.options
-        )
+        ports = ["--port", str(self.port), "--rpc-port", str(self.rpc_port)]
+        result = self.tandem("up", "--detach", "--state-dir", str(self.state_dir), *ports, *self.options)
         assert result.returncode == 0, result.stdout + result.stderr + self.logs()
         return self
 
