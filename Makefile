@@ -19,8 +19,8 @@ PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
 	$$(find proto -name '*.proto')
 
-.PHONY: help setup setup-dev up down status chat bench test check format-check lint-check type-check import-check \
-	proto-check lock-check fmt proto lock clean distclean
+.PHONY: help setup setup-dev up down status chat bench test planted-bugs check format-check lint-check type-check \
+	import-check proto-check lock-check fmt proto lock clean distclean
 
 help: ## list these targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ test: setup-dev ## the full default test suite
 
 test-%: setup-dev ## one kind of tests: test-unit, test-property, test-contract, test-golden, test-e2e, ...
 	@$(BIN)/pytest tests/$*
+
+planted-bugs: setup-dev ## plant bugs into copies of the source, one at a time: each must be killed by the tests of its rule
+	@$(BIN)/python -m tests.planted
 
 check: format-check lint-check type-check import-check proto-check lock-check ## format, lint, types, import contracts, generated stubs, locks
 

@@ -171,6 +171,12 @@ class TestWaiting:
         await withdraw(broker, "a")
         assert await read(broker, D1) == ["b"]
 
+    async def test_a_newcomer_brings_no_room_for_itself_alone(self, broker: Broker) -> None:
+        await broker.registry.beat(worker_record(), worker_load(10))
+        assert await broker.jobs.place(make_job("a"), 10, ()) == Waiting(0)  # nobody was proposed
+        assert await place(broker, "b") == Waiting(0)
+        assert await read(broker) == ["a"]
+
     async def test_a_full_waiting_set_refuses(self, harness: Harness) -> None:
         broker = harness.broker(policy=BrokerPolicy(max_waiting=2, retry_after_s=3.5))
         await place(broker, "a")

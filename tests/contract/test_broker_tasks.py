@@ -60,7 +60,7 @@ class TestTasks:
     async def test_nothing_comes_in_time(self, broker: Broker) -> None:
         assert await broker.tasks(FINGERPRINT).claim(*P0, 0.01) is None
 
-    async def test_tasks_of_a_dead_claimer_are_taken_over(self, harness: Harness) -> None:
+    async def test_b115_tasks_of_a_dead_claimer_are_taken_over(self, harness: Harness) -> None:
         tasks = harness.broker().tasks(FINGERPRINT)
         for number in range(40):  # more than one page
             await tasks.publish(make_task(f"r{number}"))
@@ -76,7 +76,7 @@ class TestTasks:
         await tasks.publish(make_task("a"))
         assert await tasks.abandoned(*P0, 0.0) == []
 
-    async def test_a_task_that_kills_its_workers_is_dropped(self, harness: Harness) -> None:
+    async def test_b116_a_task_that_kills_its_workers_is_dropped(self, harness: Harness) -> None:
         tasks = harness.broker(policy=BrokerPolicy(max_deliveries=3)).tasks(FINGERPRINT)
         await tasks.publish(make_task("poison"))
         await tasks.claim(*P0, 0.0)

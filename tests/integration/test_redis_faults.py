@@ -38,7 +38,7 @@ TASKS = Keys(MODEL).prefill(FINGERPRINT)
 
 
 class TestRestart:
-    async def test_blocked_readers_go_on_after_an_empty_restart(
+    async def test_b117_blocked_readers_go_on_after_an_empty_restart(
         self, redis_server: RedisServer, broker: RedisBroker
     ) -> None:
         tasks = broker.tasks(FINGERPRINT)
@@ -57,7 +57,7 @@ class TestRestart:
         assert delivery is not None
         assert delivery.task.request == "b"
 
-    async def test_one_beat_heals_an_empty_redis(self, connection: RedisConnection, broker: RedisBroker) -> None:
+    async def test_b118_one_beat_heals_an_empty_redis(self, connection: RedisConnection, broker: RedisBroker) -> None:
         await broker.registry.publish_card(make_card())
         await connection.call("FLUSHALL")
         await connection.call("SCRIPT", "FLUSH")
@@ -77,7 +77,7 @@ class TestRestart:
             str(number).encode() for number in range(10)
         ]
 
-    async def test_killed_clients_say_that_redis_is_away_and_recover(
+    async def test_b117_killed_clients_say_that_redis_is_away_and_recover(
         self, connection: RedisConnection, broker: RedisBroker
     ) -> None:
         tasks = broker.tasks(FINGERPRINT)
@@ -90,7 +90,7 @@ class TestRestart:
         assert await tasks.claim(*P0, LONG_S) is not None
 
     @pytest.mark.parametrize("loss", [("FLUSHALL",), ("DEL", TASKS), ("XGROUP", "DESTROY", TASKS, "prefill")])
-    async def test_a_claimer_survives_the_loss_of_its_group(
+    async def test_b118_a_claimer_survives_the_loss_of_its_group(
         self, connection: RedisConnection, broker: RedisBroker, loss: tuple[str, ...]
     ) -> None:
         tasks = broker.tasks(FINGERPRINT)
@@ -105,7 +105,7 @@ class TestRestart:
         assert await tasks.abandoned(*P0, 0.0) == []
         assert await tasks.num_tasks() == 0
 
-    async def test_a_reader_survives_the_loss_of_its_stream(
+    async def test_b118_a_reader_survives_the_loss_of_its_stream(
         self, connection: RedisConnection, broker: RedisBroker
     ) -> None:
         await broker.registry.beat(worker_record(), worker_load())
@@ -150,7 +150,9 @@ class TestAbsence:
         assert await persistently(lambda: connection.call("ECHO", "mine")) == b"mine"
         await connection.close()
 
-    async def test_a_replica_is_no_redis_to_write_to(self, connection: RedisConnection, broker: RedisBroker) -> None:
+    async def test_b117_a_replica_is_no_redis_to_write_to(
+        self, connection: RedisConnection, broker: RedisBroker
+    ) -> None:
         await broker.registry.beat(worker_record(), worker_load())
         await connection.call("REPLICAOF", "127.0.0.1", free_port())
         try:
@@ -173,7 +175,7 @@ class TestAbsence:
 
 
 class TestCancellation:
-    async def test_a_cancelled_command_never_answers_another_one(self, redis_server: RedisServer) -> None:
+    async def test_b119_a_cancelled_command_never_answers_another_one(self, redis_server: RedisServer) -> None:
         chance = random.Random(119)
         async with delayed(redis_server.port, 0.003) as proxy:
             connection = RedisConnection(f"redis://127.0.0.1:{proxy.port}/0", command_timeout_s=LONG_S)
@@ -207,7 +209,7 @@ class TestCancellation:
             assert clients.count(b"\n") <= 40  # 32 commands at once; the cancelled ones are closed, not kept
             await connection.close()
 
-    async def test_a_task_delivered_to_a_cancelled_claimer_is_taken_over(self, redis_server: RedisServer) -> None:
+    async def test_b115_a_task_delivered_to_a_cancelled_claimer_is_taken_over(self, redis_server: RedisServer) -> None:
         async with delayed(redis_server.port, 0.05) as proxy:
             near = RedisBroker.connect(redis_server.url, MODEL, command_timeout_s=LONG_S)
             far = RedisBroker.connect(f"redis://127.0.0.1:{proxy.port}/0", MODEL, command_timeout_s=LONG_S)

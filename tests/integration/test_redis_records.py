@@ -76,7 +76,7 @@ class TestRubbish:
         assert [state.record.worker for state in await broker.registry.workers()] == ["decode-0"]
         assert await broker.registry.card() is None
 
-    async def test_only_consumers_without_tasks_are_removed(self, connection: RedisConnection) -> None:
+    async def test_b116_only_consumers_without_tasks_are_removed(self, connection: RedisConnection) -> None:
         tasks = RedisBroker(connection, MODEL, BrokerPolicy(consumer_idle_s=0.0)).tasks(FINGERPRINT)
         idle, busy = (WorkerId("idle"), Epoch(1)), (WorkerId("busy"), Epoch(2))
         for consumer in (idle, busy):
@@ -92,7 +92,7 @@ class TestRubbish:
 
 
 class TestGrowth:
-    async def test_nothing_grows_with_the_number_of_requests(self, connection: RedisConnection) -> None:
+    async def test_b121_nothing_grows_with_the_number_of_requests(self, connection: RedisConnection) -> None:
         policy = BrokerPolicy(record_ttl_s=0.05)
         broker = RedisBroker(connection, MODEL, policy)
         tasks = broker.tasks(FINGERPRINT)
@@ -129,7 +129,7 @@ class TestGrowth:
         await tasks.publish(make_task("a", 2), replaces=first)
         assert (await connection.call("XPENDING", TASKS, "prefill"))[0] == 0
 
-    async def test_every_key_ends_by_itself(self, connection: RedisConnection, broker: RedisBroker) -> None:
+    async def test_b121_every_key_ends_by_itself(self, connection: RedisConnection, broker: RedisBroker) -> None:
         tasks = broker.tasks(FINGERPRINT)
         await broker.registry.publish_card(make_card())
         await broker.registry.beat(worker_record(), worker_load(10))

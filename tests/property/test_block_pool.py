@@ -4,6 +4,8 @@ Kills these planted bugs (each was planted and found): a generation that stays w
 when it becomes cached; publishing blocks that are not computed; a hit that does not compare the token ids, the salt or
 the tokens before the block (weak hash); `match` that does not share; `share` that leaves the block evictable or loses
 an owner; eviction or `forget` that leaves an entry behind; `take` that does not count cached blocks.
+
+Kills the planted bugs GEN_LATE, evicted-but-known, freed-with-the-first-owner, hash-is-enough and published-too-far.
 """
 
 import hashlib

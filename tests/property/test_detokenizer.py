@@ -1,4 +1,7 @@
-"""Incremental decoding equals whole decoding, for every sequence of ids and every cut."""
+"""Incremental decoding equals whole decoding, for every sequence of ids and every cut.
+
+Kills the planted bugs half-characters-shown and tail-forgotten.
+"""
 
 import itertools
 

@@ -1,4 +1,7 @@
-"""The codec of the TCP page server: what is packed comes back, and no bytes do anything but be malformed."""
+"""The codec of the TCP page server: what is packed comes back, and no bytes do anything but be malformed.
+
+Kills the planted bugs reply-of-another-length and unbounded-request.
+"""
 
 import contextlib
 import itertools

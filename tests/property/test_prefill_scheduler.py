@@ -4,6 +4,9 @@ A peer reads every block that is announced, at once and later. Kills these plant
 block announced before it is full; the last block missing or announced too early; pages freed while held; a prompt that
 attends to another's pages; a failed prompt that stays cached; younger ones that overtake; a starved prompt; a step over
 its budget; an unfair share; blocks lost on any exit.
+
+Kills the planted bugs cancelled-in-flight, evicted-but-known, freed-when-finished, head-overtaken-prefill,
+published-too-far and published-when-reserved.
 """
 
 from dataclasses import dataclass, field
