@@ -30,8 +30,9 @@ class Outcome(enum.StrEnum):
 @dataclass(eq=False, slots=True)
 class Holding:
     """One binding. `wanted` are the block indices that the decode worker lacks, `shown` the generated ids that the
-    client has already; `spans` feeds the announcer. It is cancelled unless something else is known about its end;
-    `is_recorded` once the span of its prefill is, `is_computed` once the engine is done with it."""
+    client has already; `spans` feeds the announcer. The lease runs from when it is held until `expires_at`. It is
+    cancelled unless something else is known about its end; `is_recorded` once the span of its prefill is, `is_computed`
+    once the engine is done with it."""
 
     task: PrefillTask
     entry: EntryId
@@ -39,7 +40,7 @@ class Holding:
     wanted: range
     shown: tuple[int, ...]
     lease_s: float
-    expires_at: float
+    expires_at: float = 0.0
     claimed_ns: int = field(default_factory=time.time_ns)
     spans: asyncio.Queue[SpanReady] = field(default_factory=asyncio.Queue)
     follower: asyncio.Task[None] | None = None
@@ -64,13 +65,26 @@ def key_of(binding: pb.Binding) -> SequenceKey:
 
 
 class Holdings:
-    """All bindings of one prefill worker. `on_ended` hears of each when it ends, whatever the way out."""
+    """All bindings of one prefill worker. `on_ended` hears of each when it ends, whatever the way out.
 
-    def __init__(self, submit: Callable[[Command], None], on_ended: Callable[[Holding], None]) -> None:
+    Leases are measured by `clock` (seconds), which may stand still.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Command], None],
+        on_ended: Callable[[Holding], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._submit = submit
         self._on_ended = on_ended
+        self._clock = clock
         self._held: dict[SequenceKey, Holding] = {}
         self._binding: set[SequenceKey] = set()
+        self.num_made = 0
+        """Bindings made so far."""
+        self.num_unknown = 0
+        """Renewals so far of bindings that are not held (any more)."""
 
     def __len__(self) -> int:
         """Return the number of bindings."""
@@ -91,10 +105,12 @@ class Holdings:
             self._binding.discard(key)
 
     def add(self, holding: Holding) -> bool:
-        """Hold a binding that is being made; False if its author has ended it already."""
-        if holding.key not in self._binding:
+        """Hold a binding that is being made; False if its author has ended it already, or it is held."""
+        if holding.key not in self._binding or holding.key in self._held:
             return False
         self._held[holding.key] = holding
+        holding.expires_at = self._clock() + holding.lease_s
+        self.num_made += 1
         return True
 
     def get(self, key: SequenceKey) -> Holding | None:
@@ -108,9 +124,10 @@ class Holdings:
             key = key_of(binding)
             holding = self._held.get(key)
             if holding is not None:
-                holding.expires_at = time.monotonic() + holding.lease_s
+                holding.expires_at = self._clock() + holding.lease_s
             elif key not in self._binding:
                 unknown.append(binding)
+        self.num_unknown += len(unknown)
         return unknown
 
     def end(self, key: SequenceKey) -> None:
@@ -131,7 +148,7 @@ class Holdings:
 
     def reap(self) -> list[Holding]:
         """End and return the bindings whose lease is over."""
-        now = time.monotonic()
+        now = self._clock()
         expired = [holding for holding in self._held.values() if holding.expires_at < now]
         for holding in expired:
             holding.outcome = Outcome.LEASE_EXPIRED

@@ -2,9 +2,15 @@
 
 A task is pulled, never pushed. It is deleted by its author alone, except when the author's epoch is gone: then the
 claimer removes the orphan.
+
+One author is asked at a time, so that all prefill workers get their share of the tasks; but an author that does not
+answer soon delays nobody else's. A worker that drains claims nothing more; what the claim under way still brings is
+bound and computed as ever. Handing it back would take a second entry for one try, which its author could not delete, or
+a delay that its author would have to wait for.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -12,6 +18,7 @@ from collections.abc import Callable
 
 from common.broker.protocols import Delivery, TaskQueue
 from common.errors import BrokerUnavailable, MalformedRecord, PeerError
+from common.lifecycle.awake_clock import AwakeClock
 from common.messages.codec import unpack_ids
 from common.messages.ids import EntryId, Epoch, Fingerprint, WorkerId
 from common.messages.registry import WorkerRecord
@@ -29,6 +36,13 @@ logger = logging.getLogger(__name__)
 CLAIM_BLOCK_S = 1.0
 RETRY_S = 0.5
 BIND_TIMEOUT_S = 2.0
+BIND_USUAL_S = 0.1
+"""An author that has not answered by then is late, for all that is asked of it: others are asked meanwhile. (An answer
+takes 2 ms.)"""
+
+MAX_ASKED = 256
+"""Tasks whose authors are late, at most."""
+
 ORPHAN_IDLE_S = 30.0
 """A task that was claimed this long ago and is still there: its author deletes it sooner, if it lives."""
 
@@ -51,6 +65,7 @@ class Intake:
         submit: Callable[[Command], None],
         follow: Callable[[Holding], None],
         has_room: Callable[[], bool],
+        clock: AwakeClock,
     ) -> None:
         self._worker = worker
         self._epoch = epoch
@@ -62,32 +77,38 @@ class Intake:
         self._submit = submit
         self._follow = follow
         self._has_room = has_room
+        self._clock = clock
         self._room = asyncio.Event()
         self._arrivals = itertools.count()
         self._claims: dict[EntryId, tuple[float, Delivery]] = {}
         """What we claimed in the last `ORPHAN_IDLE_S`, and when: orphaned if its author dies meanwhile."""
+        self._asked: dict[EntryId, tuple[Epoch, float]] = {}
+        """Claimed tasks that are not bound yet: who is asked, and since when."""
+        self._is_claiming = False
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no task is being claimed or bound."""
+        return not (self._is_claiming or self._asked)
 
     def touch(self) -> None:
         """The engine's load has changed: there may be room now."""
         self._room.set()
 
     async def run(self) -> None:
-        """Claim and bind tasks until cancelled."""
-        while True:
-            await self._wait_for_room()
-            try:
-                delivery = await self._tasks.claim(self._worker, self._epoch, CLAIM_BLOCK_S)
+        """Claim tasks and bind them until cancelled."""
+        async with asyncio.TaskGroup() as bindings:
+            while True:
+                await self._wait_for_room()
+                delivery = await self._claim()
                 if delivery is not None:
-                    self._claims[delivery.entry] = (time.monotonic(), delivery)
-                    await self.take(delivery)
-            except BrokerUnavailable as error:
-                logger.warning("cannot claim prefill tasks: %s", error)
-                await asyncio.sleep(RETRY_S)
+                    self._asked[delivery.entry] = (delivery.task.author_epoch, time.monotonic())
+                    bindings.create_task(self._ask(delivery), name=f"bind-{delivery.entry}")
 
     async def watch_authors(self) -> None:
         """Remove tasks of ours whose author has died since we claimed them, until cancelled."""
         while True:
-            await asyncio.sleep(AUTHOR_CHECK_S)
+            await self._clock.sleep(AUTHOR_CHECK_S)
             try:
                 await self.check_authors()
             except BrokerUnavailable as error:
@@ -95,20 +116,20 @@ class Intake:
 
     async def check_authors(self) -> None:
         """Delete the tasks of our recent claims whose author's epoch is gone; forget the older ones."""
-        now = time.monotonic()
+        now = self._clock.now()
         self._claims = {entry: claim for entry, claim in self._claims.items() if now - claim[0] < ORPHAN_IDLE_S}
         for entry, (_, delivery) in list(self._claims.items()):
-            if await self._author(delivery) is None:
+            if await self._is_orphaned(delivery):
                 self._claims.pop(entry, None)
                 await self._tasks.delete(entry)
 
     async def sweep(self) -> None:
         """Remove orphans of everybody until cancelled: their claimers may have died too."""
         while True:
-            await asyncio.sleep(ORPHAN_IDLE_S / 3)
+            await self._clock.sleep(ORPHAN_IDLE_S / 3)
             try:
                 for delivery in await self._tasks.abandoned(self._worker, self._epoch, ORPHAN_IDLE_S):
-                    if await self._author(delivery) is None:
+                    if await self._is_orphaned(delivery):
                         await self._tasks.delete(delivery.entry)
             except BrokerUnavailable as error:
                 logger.warning("cannot look for orphaned tasks: %s", error)
@@ -122,6 +143,8 @@ class Intake:
             return
         author = await self._author(delivery)
         if author is None:
+            if self._peers.is_in_doubt:
+                return  # looked at again by `check_authors`
             details = {"request_id": task.request}
             logger.info("deleting the task of a decode worker that is gone", extra=details)
             await self._tasks.delete(delivery.entry)
@@ -132,9 +155,40 @@ class Intake:
                 self._start(delivery, author, reply)
 
     async def _wait_for_room(self) -> None:
-        while not self._has_room():
+        while self._is_asking() or not self._has_room():
             self._room.clear()
-            await self._room.wait()
+            with contextlib.suppress(TimeoutError):  # nobody tells when an author begins to be late
+                async with asyncio.timeout(BIND_USUAL_S if self._asked else None):
+                    await self._room.wait()
+
+    def _is_asking(self) -> bool:
+        """Whether an answer may come any moment."""
+        late_since = time.monotonic() - BIND_USUAL_S
+        late = {author for author, asked_at in self._asked.values() if asked_at <= late_since}
+        return len(self._asked) >= MAX_ASKED or any(author not in late for author, _ in self._asked.values())
+
+    async def _claim(self) -> Delivery | None:
+        self._is_claiming = True
+        try:
+            delivery = await self._tasks.claim(self._worker, self._epoch, CLAIM_BLOCK_S)
+        except BrokerUnavailable as error:
+            logger.warning("cannot claim prefill tasks: %s", error)
+            await asyncio.sleep(RETRY_S)
+            return None
+        finally:
+            self._is_claiming = False
+        if delivery is not None:
+            self._claims[delivery.entry] = (self._clock.now(), delivery)
+        return delivery
+
+    async def _ask(self, delivery: Delivery) -> None:
+        try:
+            await self.take(delivery)
+        except BrokerUnavailable as error:
+            logger.warning("cannot look for the author of a task: %s", error)
+        finally:
+            del self._asked[delivery.entry]
+            self.touch()
 
     async def _author(self, delivery: Delivery) -> WorkerRecord | None:
         task = delivery.task
@@ -143,6 +197,9 @@ class Intake:
             await self._peers.refresh()
             record = self._peers.find(task.author, task.author_epoch)
         return record
+
+    async def _is_orphaned(self, delivery: Delivery) -> bool:
+        return await self._author(delivery) is None and not self._peers.is_in_doubt
 
     async def _bind(self, delivery: Delivery, author: WorkerRecord) -> pb.BindReply | None:
         task = delivery.task
@@ -167,9 +224,8 @@ class Intake:
             logger.warning("binding answered with %s", error, extra={"request_id": task.request})
             return
         wanted = range(reply.first_block, reply.first_block + reply.num_blocks)
-        expires_at = time.monotonic() + reply.lease_s
         shown = tuple(ids[task.num_prompt_tokens :])
-        holding = Holding(task, delivery.entry, author, wanted, shown, reply.lease_s, expires_at)
+        holding = Holding(task, delivery.entry, author, wanted, shown, reply.lease_s)
         if not self._holdings.add(holding):
             return
         self._follow(holding)

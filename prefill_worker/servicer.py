@@ -1,5 +1,7 @@
 """The gRPC services of a prefill worker: leases for decode workers, and its desk for gateways."""
 
+from collections.abc import Callable
+
 import grpc
 
 from common.messages.ids import Epoch, PlacementNumber, RequestId
@@ -9,17 +11,19 @@ from proto.worker_pb2_grpc import PrefillServicer
 
 
 class LeaseServicer(PrefillServicer):
-    """Renews and ends bindings."""
+    """Renews and ends bindings; tells with every renewal whether the engine is stalled."""
 
-    def __init__(self, epoch: Epoch, holdings: Holdings) -> None:
+    def __init__(self, epoch: Epoch, holdings: Holdings, is_stalled: Callable[[], bool]) -> None:
         self._epoch = epoch
         self._holdings = holdings
+        self._is_stalled = is_stalled
 
     async def Renew(  # noqa: N802 - named by the service
         self, request: pb.RenewRequest, context: "grpc.aio.ServicerContext[pb.RenewRequest, pb.RenewReply]"
     ) -> pb.RenewReply:
         """Extend leases; tell which bindings are not held."""
-        return pb.RenewReply(unknown=self._holdings.renew(request.bindings), epoch=self._epoch)
+        unknown = self._holdings.renew(request.bindings)
+        return pb.RenewReply(unknown=unknown, epoch=self._epoch, is_stalled=self._is_stalled())
 
     async def Release(  # noqa: N802 - named by the service
         self, request: pb.ReleaseRequest, context: "grpc.aio.ServicerContext[pb.ReleaseRequest, pb.ReleaseReply]"

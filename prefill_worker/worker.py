@@ -11,6 +11,7 @@ from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.runtime.staging import Staging
+from common.runtime.standing import Tallies
 from common.settings.worker import WorkerSettings
 from prefill_worker.announcer import Announcer
 from prefill_worker.core import Command, PrefillCore, SpanReady
@@ -37,7 +38,8 @@ class PrefillWorker:
         self._edge: WorkerEdge[Command, SpanReady] = WorkerEdge(settings, Role.PREFILL, foundation, self._lose_gateway)
         edge = self._edge
         self._witness = Witness(edge.worker, edge.metrics)
-        self._holdings = Holdings(edge.submit, self._note_ended)
+        self._holdings = Holdings(edge.submit, self._note_ended, edge.clock.now)
+        edge.tallies = self._tally
         self._announcer = Announcer(
             foundation.epoch, edge.channels, edge.feeds, self._holdings, self._witness, settings.block_size
         )
@@ -52,13 +54,15 @@ class PrefillWorker:
             edge.submit,
             self._announcer.follow,
             self._has_room,
+            edge.clock,
         )
 
     async def run(self, signals: StopSignals) -> int:
         """Serve until told to stop; returns the exit code."""
         edge = self._edge
         add_WorkerServicer_to_server(GatewayServicer(edge.foundation.epoch, edge.feeds, PrefillDesk()), edge.server)
-        add_PrefillServicer_to_server(LeaseServicer(edge.foundation.epoch, self._holdings), edge.server)
+        leases = LeaseServicer(edge.foundation.epoch, self._holdings, lambda: edge.is_stalled)
+        add_PrefillServicer_to_server(leases, edge.server)
         try:
             await edge.register()
             await edge.load_model(self._core, self._announcer.deliver, self._intake.touch)
@@ -66,7 +70,7 @@ class PrefillWorker:
             edge.spawn(self._intake.watch_authors(), "author watch")
             edge.spawn(self._intake.sweep(), "sweeper")
             edge.spawn(self._intake.run(), "intake")
-            return await edge.serve(signals, lambda: not len(self._holdings))
+            return await edge.serve(signals, lambda: self._intake.is_at_rest and not len(self._holdings))
         finally:
             self._holdings.end_all()
             await edge.leave()
@@ -90,9 +94,13 @@ class PrefillWorker:
         # Counted by bindings: the engine's load does not know yet what was claimed while a step runs.
         return is_open and load.num_waiting == 0 and self._holdings.num_computing < MAX_RUNNING
 
+    def _tally(self) -> Tallies:
+        holdings = self._holdings
+        return Tallies(num_bindings=len(holdings), num_tries=holdings.num_made, num_stale=holdings.num_unknown)
+
     async def _reap(self) -> None:
         while True:
-            await asyncio.sleep(REAP_S)
+            await self._edge.clock.sleep(REAP_S)
             for holding in self._holdings.reap():
                 logger.warning(
                     "lease over: %s let go", holding.author.worker, extra={"request_id": holding.task.request}

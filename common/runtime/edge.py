@@ -16,6 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from common.broker.redis_broker import RedisBroker
+from common.lifecycle.awake_clock import AwakeClock
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId, WorkerId
 from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
@@ -29,6 +30,7 @@ from common.runtime.heart import Heart
 from common.runtime.peers import Peers
 from common.runtime.runner import ModelRunner, allocate_pages
 from common.runtime.staging import HostStaging, NoStaging, Staging
+from common.runtime.stall import Verdict, watch_engine
 from common.runtime.standing import Standing, Tallies
 from common.settings.worker import WorkerSettings
 from common.telemetry.endpoint import HealthReport, HealthServer
@@ -41,6 +43,12 @@ logger = logging.getLogger(__name__)
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
+
+
+STOP_S = 10.0
+"""How long the engine may take to finish its step when the worker leaves."""
+
+STALLED_STOP_S = 0.5
 
 
 def _ignore() -> None:
@@ -65,10 +73,13 @@ class WorkerEdge(Generic[CommandT, EventT]):
         if settings.vllm_metrics:
             alias_worker(self.metrics, foundation.model)
         self.broker = RedisBroker.connect(settings.redis_url or "", foundation.model)
-        self.peers = Peers(self.broker.registry, foundation.fingerprint)
+        lease_s = settings.lease_s
+        self.clock = AwakeClock(tick_s=lease_s / 24, tolerance_s=lease_s / 12, settle_s=lease_s / 6)
+        """By it the worker lets others expire; after a pause it waits for the next renewal of their leases."""
+        self.peers = Peers(self.broker.registry, foundation.fingerprint, self.clock, lease_s)
         self.channels = Channels(settings.secret)
         self.server = make_server(settings.secret)
-        self.feeds = FeedHub(on_gateway_lost)
+        self.feeds = FeedHub(on_gateway_lost, clock=self.clock.now)
         self.tallies: Callable[[], Tallies] = Tallies
         """Asks the role's own part of the worker for its counts; heartbeat and metrics carry them."""
         self._standing = Standing(EngineLoad(foundation.num_blocks, foundation.num_blocks, 0))
@@ -89,6 +100,11 @@ class WorkerEdge(Generic[CommandT, EventT]):
     def health(self) -> WorkerHealth:
         """What others are told about the worker's life."""
         return self._standing.health
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine makes no progress with the work that it has."""
+        return self._standing.is_stalled
 
     @property
     def load(self) -> EngineLoad:
@@ -117,7 +133,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
             transfer=endpoint,
             metrics_address=f"{settings.reachable_host}:{metrics_port}",
         )
-        self._heart = Heart(self.broker.registry, record, foundation.card, self._worker_load)
+        self._heart = Heart(self.broker.registry, record, foundation.card, self._worker_load, self.clock)
+        self.spawn(self.clock.run(), "clock")
         self.spawn(self._heart.run(), "heart")
         self.spawn(self.peers.watch(), "peers")
 
@@ -129,12 +146,16 @@ class WorkerEdge(Generic[CommandT, EventT]):
     ) -> None:
         """Load the weights and start the engine; from then on the worker is ready.
 
-        `on_load` is called when the engine's load has changed.
+        `on_load` is called when the engine's load or the worker's health has changed.
         """
         model = await asyncio.to_thread(self._load_weights, asyncio.get_running_loop())
         pages, staging = self._allocate()
         runner = ModelRunner(model, pages, self.foundation.layout.block_size)
-        self.engine = EngineThread(make_core(staging), runner)
+        self.engine = engine = EngineThread(make_core(staging), runner)
+
+        def take_verdict(verdict: Verdict) -> None:
+            self._note_verdict(verdict)
+            on_load()
 
         def take_report(report: StepReport[EventT]) -> None:
             try:
@@ -146,7 +167,9 @@ class WorkerEdge(Generic[CommandT, EventT]):
                 logger.exception("an event of the engine could not be handled")
                 self._note_crash(error)
 
-        self.engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
+        engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
+        watch = watch_engine(lambda: engine.progress, self.settings.stall_s, self.clock, take_verdict)
+        self.spawn(watch, "stall watch")
         self._standing.phase = WorkerHealth.READY
         self.touch()
 
@@ -193,7 +216,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
         await self._sources.close()
         await self._health_server.close()
         if self.engine is not None:
-            await asyncio.to_thread(self.engine.stop)
+            patience_s = STALLED_STOP_S if self.is_stalled else STOP_S
+            await asyncio.to_thread(self.engine.stop, patience_s)
         await self.channels.close()
         await self.broker.close()
         await asyncio.to_thread(flush_tracing)
@@ -230,6 +254,20 @@ class WorkerEdge(Generic[CommandT, EventT]):
         if has_changed:
             self.touch()
         return has_changed
+
+    def _note_verdict(self, verdict: Verdict) -> None:
+        """Tell everybody what has become of the engine's progress."""
+        is_stalled = verdict is not Verdict.MOVING
+        if verdict is Verdict.HOPELESS:
+            self._note_crash(TimeoutError("the engine makes no progress: a fresh process is needed"))
+        elif is_stalled:
+            logger.error("the engine has finished nothing for %.1f s", self.settings.stall_s)
+        else:
+            logger.warning("the engine makes progress again")
+        self._standing.is_stalled = is_stalled
+        self.feeds.tell_stalled(is_stalled)
+        self._worker_load()
+        self.touch()
 
     def _note_crash(self, error: BaseException) -> None:
         if not self.crashed.done():

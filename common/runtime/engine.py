@@ -61,6 +61,14 @@ class StepReport(Generic[EventT]):
     num_prompt_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an engine thread is: whether it has something to do, and how often it has completed something so far."""
+
+    is_busy: bool
+    num_completed: int
+
+
 class Core(Protocol[_CommandT_contra, _EventT_co]):
     """The policy that an engine thread drives; never called from another thread."""
 
@@ -105,6 +113,15 @@ class EngineThread(Generic[CommandT, EventT]):
         self._num_steps = 0
         self._idle_check = IdleCheck(core.check)
         self._is_stopping = False
+        self._is_waiting = True
+        """For commands: it has nothing else to do."""
+        self._num_completed = 0
+        """Rounds of commands obeyed, and steps."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far the thread is; readable from any thread."""
+        return Progress(not self._is_waiting or not self._commands.empty(), self._num_completed)
 
     def start(
         self,
@@ -129,7 +146,7 @@ class EngineThread(Generic[CommandT, EventT]):
         self._commands.put(command)
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the thread after the running step; blocks up to `timeout_s`."""
+        """End the thread after the running step; blocks up to `timeout_s`, then leaves it to itself."""
         self._commands.put(None)
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -141,6 +158,7 @@ class EngineThread(Generic[CommandT, EventT]):
             events = self._obey(report, wait=is_idle)
             if self._is_stopping:
                 return
+            self._num_completed += 1
             self._idle_check.note_work()
             plan, planned = self._core.plan()
             events.extend(planned)
@@ -168,12 +186,15 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def _await_command(self, report: Callable[[StepReport[EventT]], None]) -> CommandT | None:
         """Wait for the next command; if it does not come soon, check the accounts meanwhile."""
+        self._is_waiting = True
         try:
             return self._commands.get(timeout=self._idle_check.wait_s(time.monotonic()))
         except queue.Empty:
             if not self._idle_check.run():
                 report(StepReport((), self._load()))
-        return self._commands.get()
+            return self._commands.get()
+        finally:
+            self._is_waiting = False
 
     def _take(self, command: CommandT | None, events: list[EventT]) -> None:
         if command is None:
@@ -186,6 +207,7 @@ class EngineThread(Generic[CommandT, EventT]):
         result = self._runner.run(plan)
         events = tuple(self._core.settle(plan, result))
         self._num_steps += 1
+        self._num_completed += 1
         load = self._load()
         step_s = time.perf_counter() - started
         return StepReport(events, load, step_s, plan.num_tokens, plan.num_prompt_tokens)

@@ -6,9 +6,11 @@ worker then releases everything it holds for it.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
+from common.lifecycle.awake_clock import MIN_SLEEP_S
 from common.messages.ids import GatewayId
 from proto import worker_pb2 as pb
 
@@ -35,14 +37,28 @@ class _Feed:
 
 
 class FeedHub:
-    """All feeds of one worker."""
+    """All feeds of one worker. The grace period is measured by `clock` (seconds), which may stand still."""
 
-    def __init__(self, on_lost: Callable[[GatewayId], None], *, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        on_lost: Callable[[GatewayId], None],
+        *,
+        grace_s: float = GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._on_lost = on_lost
         self._grace_s = grace_s
+        self._clock = clock
         self._feeds: dict[GatewayId, _Feed] = {}
+        self._is_stalled = False
         self.num_steps = 0
         """Engine steps so far; travels with every frame to show progress."""
+
+    def tell_stalled(self, is_stalled: bool) -> None:
+        """Let every frame from now on say whether the engine is stalled, beginning with one at once."""
+        self._is_stalled = is_stalled
+        for feed in self._feeds.values():
+            feed.wakeup.set()
 
     def push(self, gateway: GatewayId, event: pb.FeedEvent) -> None:
         """Queue an event for a gateway, connected or about to be."""
@@ -78,7 +94,7 @@ class FeedHub:
         feed.wakeup.clear()
         events = list(feed.pending)
         feed.pending.clear()
-        return pb.FeedFrame(events=events, num_steps=self.num_steps)
+        return pb.FeedFrame(events=events, num_steps=self.num_steps, is_stalled=self._is_stalled)
 
     async def _wait(self, feed: _Feed) -> None:
         try:
@@ -88,7 +104,15 @@ class FeedHub:
             return  # an empty frame keeps the feed alive
 
     def _start_grace(self, gateway: GatewayId, feed: _Feed) -> None:
-        feed.reaper = asyncio.get_running_loop().call_later(self._grace_s, self._lose, gateway, feed)
+        self._lose_after(self._clock() + self._grace_s, gateway, feed)
+
+    def _lose_after(self, due_s: float, gateway: GatewayId, feed: _Feed) -> None:
+        left_s = due_s - self._clock()
+        if left_s <= 0:
+            self._lose(gateway, feed)
+            return
+        loop = asyncio.get_running_loop()
+        feed.reaper = loop.call_later(max(left_s, MIN_SLEEP_S), self._lose_after, due_s, gateway, feed)
 
     def _lose(self, gateway: GatewayId, feed: _Feed) -> None:
         if self._feeds.get(gateway) is feed:

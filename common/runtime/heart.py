@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from common.broker.protocols import Registry
 from common.errors import BrokerUnavailable
+from common.lifecycle.awake_clock import AwakeClock
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord
 
 logger = logging.getLogger(__name__)
@@ -21,12 +22,18 @@ class Heart:
     """Beats for one worker until stopped; `touch` makes it beat soon."""
 
     def __init__(
-        self, registry: Registry, record: WorkerRecord, card: ModelCard | None, load: Callable[[], WorkerLoad]
+        self,
+        registry: Registry,
+        record: WorkerRecord,
+        card: ModelCard | None,
+        load: Callable[[], WorkerLoad],
+        clock: AwakeClock,
     ) -> None:
         self._registry = registry
         self._record = record
         self._card = card
         self._load = load
+        self._clock = clock
         self._changed = asyncio.Event()
         self._card_age_s = CARD_INTERVAL_S
         self._is_failing = False
@@ -51,6 +58,9 @@ class Heart:
             self.is_connected = True
             self._is_failing = False
         except BrokerUnavailable as error:
+            if self._clock.is_standing:  # it is us who did not listen: the answer came in time for all we know
+                self.touch()
+                return
             if not self._is_failing:
                 logger.warning("heartbeat failed: %s", error)
             self._is_failing = True

@@ -1,14 +1,17 @@
 """What a worker knows about the other workers: the registry's rows, refreshed in the background.
 
-Addresses of peers come from here only, never from a task or a message.
+Addresses of peers come from here only, never from a task or a message. While Redis is away the last view stays, and for
+one lease after that, or after a pause of our own, nobody is missed: the heartbeats of the others may be late as well.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 
 from common.broker.protocols import Registry
 from common.errors import BrokerUnavailable
+from common.lifecycle.awake_clock import AwakeClock
 from common.messages.ids import Epoch, Fingerprint, WorkerId
 from common.messages.registry import Role, WorkerRecord, WorkerState
 
@@ -18,13 +21,21 @@ REFRESH_S = 0.5
 
 
 class Peers:
-    """Live workers of the model that have our fingerprint. While Redis is away the last view stays."""
+    """Live workers of the model that have our fingerprint; after an outage the lost ones stay for `doubt_s`."""
 
-    def __init__(self, registry: Registry, fingerprint: Fingerprint) -> None:
+    def __init__(self, registry: Registry, fingerprint: Fingerprint, clock: AwakeClock, doubt_s: float) -> None:
         self._registry = registry
         self._fingerprint = fingerprint
+        self._clock = clock
+        self._doubt_s = doubt_s
+        self._doubted_until_s = -math.inf
         self._states: dict[WorkerId, WorkerState] = {}
         self._refused: set[Epoch] = set()
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a worker that is missing in the registry may live all the same."""
+        return self._clock.is_standing or self._clock.now() < self._doubted_until_s
 
     async def watch(self) -> None:
         """Refresh until cancelled."""
@@ -37,8 +48,13 @@ class Peers:
 
     async def refresh(self) -> None:
         """Read the registry now."""
-        states = await self._registry.workers()
-        self._states = {state.record.worker: state for state in states if self._is_compatible(state.record)}
+        try:
+            states = await self._registry.workers()
+        except BrokerUnavailable:
+            self._doubted_until_s = self._clock.now() + self._doubt_s
+            raise
+        known = {state.record.worker: state for state in states if self._is_compatible(state.record)}
+        self._states = self._states | known if self.is_in_doubt else known
         self._refuse([state.record for state in states if not self._is_compatible(state.record)])
 
     def find(self, worker: WorkerId, epoch: Epoch) -> WorkerRecord | None:

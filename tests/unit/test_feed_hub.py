@@ -8,6 +8,7 @@ from common.messages.ids import GatewayId
 from common.runtime import feeds as feeds_module
 from common.runtime.feeds import FeedHub
 from proto import worker_pb2 as pb
+from tests.support.polling import turns, until
 
 GATEWAY = GatewayId("g")
 
@@ -87,3 +88,41 @@ async def test_a_gateway_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPa
     for number in range(4):
         hub.push(GATEWAY, event(number))
     assert lost == [GATEWAY]
+
+
+async def test_a_stall_is_told_at_once_and_with_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds_module, "KEEP_ALIVE_S", 60.0)
+    hub = FeedHub(lambda gateway: None)
+    frames = hub.serve(GATEWAY)
+    assert not (await anext(frames)).is_stalled
+    waiting = asyncio.ensure_future(anext(frames))
+    await turns()
+    hub.tell_stalled(True)
+    async with asyncio.timeout(5):
+        assert (await waiting).is_stalled
+    monkeypatch.setattr(feeds_module, "KEEP_ALIVE_S", 0.01)
+    async with asyncio.timeout(5):
+        keep_alive = await anext(frames)
+    assert (list(keep_alive.events), keep_alive.is_stalled) == ([], True)
+    hub.push(GATEWAY, event(1))
+    assert (await anext(frames)).is_stalled
+    hub.tell_stalled(False)
+    assert not (await anext(frames)).is_stalled
+    other = hub.serve(GatewayId("other"))
+    assert not (await anext(other)).is_stalled
+    await frames.aclose()
+    await other.aclose()
+
+
+async def test_a_pause_of_the_worker_does_not_lose_a_gateway() -> None:
+    """The grace period ends by the clock that stands still while the worker cannot read who has come back."""
+    now_s = 0.0
+    lost: list[GatewayId] = []
+    hub = FeedHub(lost.append, grace_s=0.02, clock=lambda: now_s)
+    hub.push(GATEWAY, event(1))
+    feed = hub._feeds[GATEWAY]
+    first = feed.reaper
+    await until(lambda: feed.reaper is not first, "the timer has struck")
+    assert lost == []
+    now_s = 0.03
+    await until(lambda: lost == [GATEWAY], "time has passed by the clock, too")

@@ -7,6 +7,7 @@ import pytest
 
 from common.broker.memory_broker import MemoryBroker
 from common.errors import BrokerUnavailable
+from common.lifecycle.awake_clock import AwakeClock
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord
 from common.runtime import heart as heart_module
 from common.runtime.heart import Heart
@@ -24,7 +25,12 @@ class Patient:
         self.num_free = 100
         self.loads: list[int] = []
         self.num_cards = 0
-        self.heart = Heart(self, worker_record(), make_card(), lambda: worker_load(self.num_free))  # type: ignore[arg-type]  # what a heart needs of it
+        self.now_s = 0.0
+        self.clock = AwakeClock(tick_s=1.0, tolerance_s=1.0, settle_s=1.0, clock=lambda: self.now_s)
+        self.heart = Heart(self, worker_record(), make_card(), self._load, self.clock)  # type: ignore[arg-type]  # what a heart needs of it
+
+    def _load(self) -> WorkerLoad:
+        return worker_load(self.num_free)
 
     async def beat(self, record: WorkerRecord, load: WorkerLoad) -> None:
         self._check()
@@ -113,6 +119,23 @@ async def test_redis_away_at_the_start_is_told_too(patient: Patient, caplog: pyt
         for _ in range(3):
             await patient.heart.beat()
     assert len(caplog.records) == 1
+
+
+async def test_a_beat_that_fails_because_the_worker_was_paused_counts_for_nothing(
+    patient: Patient, caplog: pytest.LogCaptureFixture
+) -> None:
+    await patient.heart.beat()
+    patient.clock.tick()
+    patient.is_away = True
+    patient.now_s = 15.0  # its own timeout has struck while it could not read
+    await patient.heart.beat()
+    assert patient.heart.is_connected
+    assert caplog.records == []
+    assert patient.heart._changed.is_set()  # it beats again at once
+    patient.clock.tick()
+    patient.now_s = 16.5  # the pause is over, and Redis really is away
+    await patient.heart.beat()
+    assert not patient.heart.is_connected
 
 
 async def test_leaving(patient: Patient) -> None:

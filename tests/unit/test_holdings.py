@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -21,9 +20,10 @@ class Told:
 
     commands: list[Command] = field(default_factory=list)
     ended: list[Holding] = field(default_factory=list)
+    now_s: float = 1000.0
 
     def holdings(self) -> Holdings:
-        return Holdings(self.commands.append, self.ended.append)
+        return Holdings(self.commands.append, self.ended.append, lambda: self.now_s)
 
 
 @pytest.fixture
@@ -39,7 +39,6 @@ def make_holding(request: str = "r", *, lease_s: float = 60.0) -> Holding:
         wanted=range(1),
         shown=(),
         lease_s=lease_s,
-        expires_at=time.monotonic() + lease_s,
     )
 
 
@@ -103,14 +102,34 @@ async def test_ending_stops_the_announcer_unless_it_is_the_announcer_that_ends(t
 async def test_a_lease_runs_from_its_last_renewal(told: Told) -> None:
     holdings = told.holdings()
     kept, left = hold(holdings, "kept", lease_s=30), hold(holdings, "left", lease_s=30)
-    kept.expires_at = left.expires_at = time.monotonic() - 1
+    told.now_s += 29
     assert holdings.renew([kept.binding]) == []
-    assert kept.expires_at > time.monotonic() + 25
+    assert holdings.reap() == []
+    told.now_s += 2
     assert holdings.reap() == [left]
     assert (left.outcome, kept.outcome) == (Outcome.LEASE_EXPIRED, Outcome.CANCELLED)
     assert holdings.reap() == []
     assert told.commands == [Release(left.key)]
     assert holdings.renew([kept.binding, left.binding]) == [left.binding]
+    assert holdings.num_unknown == 1
+
+
+async def test_bindings_are_counted_as_they_are_made(told: Told) -> None:
+    holdings = told.holdings()
+    for request in ("a", "b"):
+        holdings.end(hold(holdings, request).key)
+    again = make_holding("b")
+    assert not holdings.add(again)  # nobody is being asked
+    assert (holdings.num_made, len(holdings)) == (2, 0)
+
+
+async def test_a_binding_is_held_once(told: Told) -> None:
+    holdings = told.holdings()
+    first, second = make_holding(), make_holding()
+    with holdings.binding(first.key):
+        assert holdings.add(first)
+        assert not holdings.add(second)
+    assert holdings.get(first.key) is first
 
 
 async def test_a_binding_that_is_being_made_is_known(told: Told) -> None:

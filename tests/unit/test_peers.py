@@ -7,6 +7,7 @@ import pytest
 
 from common.broker.memory_broker import MemoryBroker
 from common.errors import BrokerUnavailable
+from common.lifecycle.awake_clock import AwakeClock
 from common.messages.ids import Epoch, Fingerprint, WorkerId
 from common.messages.registry import Role, WorkerHealth, WorkerRecord
 from common.runtime import peers as peers_module
@@ -21,9 +22,31 @@ def broker() -> MemoryBroker:
     return MemoryBroker(MODEL)
 
 
+DOUBT_S = 6.0
+
+
+class Time:
+    """Moves as told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.clock = AwakeClock(tick_s=1.0, tolerance_s=1.0, settle_s=1.0, clock=lambda: self.now_s)
+
+    def pass_by(self, duration_s: float) -> None:
+        """Let time pass while the process runs."""
+        for _ in range(round(duration_s)):
+            self.now_s += 1.0
+            self.clock.tick()
+
+
 @pytest.fixture
-def peers(broker: MemoryBroker) -> Peers:
-    return Peers(broker.registry, FINGERPRINT)
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def peers(broker: MemoryBroker, time: Time) -> Peers:
+    return Peers(broker.registry, FINGERPRINT, time.clock, DOUBT_S)
 
 
 def foreign(name: str, epoch: int = 9) -> WorkerRecord:
@@ -77,7 +100,7 @@ async def test_b043_another_fingerprint_is_refused_in_words_once(
 
 
 async def test_while_redis_is_away_the_last_view_stays(
-    broker: MemoryBroker, peers: Peers, monkeypatch: pytest.MonkeyPatch
+    broker: MemoryBroker, peers: Peers, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "REFRESH_S", 0.005)
     await broker.registry.beat(worker_record("decode-0", 1), worker_load())
@@ -95,4 +118,38 @@ async def test_while_redis_is_away_the_last_view_stays(
             await until(lambda: num_calls > 2, "Redis is away")
             assert peers.ready(Role.DECODE)
         await broker.registry.leave(WorkerId("decode-0"), Epoch(1))
-        await until(lambda: not peers.ready(Role.DECODE), "it is back, and the worker gone")
+        await broker.registry.beat(worker_record("decode-1", 2), worker_load())
+        await until(lambda: peers.find(WorkerId("decode-1"), Epoch(2)), "it is back")
+        assert peers.find(WorkerId("decode-0"), Epoch(1))  # its heartbeat may be late for the same reason
+        time.pass_by(DOUBT_S)
+        await until(lambda: not peers.find(WorkerId("decode-0"), Epoch(1)), "the worker is gone")
+
+
+async def test_after_a_pause_of_our_own_nobody_is_missed_at_once(
+    broker: MemoryBroker, peers: Peers, time: Time
+) -> None:
+    """Whoever was suspended together with Redis and all others finds every heartbeat outdated."""
+    await broker.registry.beat(worker_record("decode-0", 1), worker_load())
+    await peers.refresh()
+    time.clock.tick()
+    time.now_s += 15
+    await broker.registry.leave(WorkerId("decode-0"), Epoch(1))
+    await peers.refresh()
+    assert peers.is_in_doubt
+    assert peers.find(WorkerId("decode-0"), Epoch(1))
+    time.pass_by(2)
+    assert not peers.is_in_doubt
+    await peers.refresh()
+    assert not peers.find(WorkerId("decode-0"), Epoch(1))
+
+
+async def test_while_in_doubt_a_restart_still_replaces_the_old_incarnation(
+    broker: MemoryBroker, peers: Peers, time: Time
+) -> None:
+    await broker.registry.beat(worker_record("decode-0", 1), worker_load())
+    await peers.refresh()
+    time.now_s += 15
+    await broker.registry.beat(worker_record("decode-0", 2), worker_load())
+    await peers.refresh()
+    assert peers.is_in_doubt
+    assert peers.find(WorkerId("decode-0"), Epoch(1)) is None
