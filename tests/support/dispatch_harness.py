@@ -11,9 +11,13 @@ from common.messages.codec import unpack_ids
 from common.messages.ids import Fingerprint, GatewayId
 from common.messages.job import Job
 from common.rpc.channels import Channels
+from common.runtime import feeds as hub_module
 from common.telemetry.metrics import GatewayMetrics
+from gateway import cancelling as cancelling_module
+from gateway import feeds as feeds_module
 from gateway import placing as placing_module
 from gateway import roster as roster_module
+from gateway import silence as silence_module
 from gateway.dispatch import Dispatcher
 from gateway.engine import GenerateEvent, GenerateRequest, TokenDelta
 from gateway.feeds import Feeds
@@ -22,6 +26,7 @@ from gateway.roster import ModelView, Roster
 from gateway.streams import Source
 from proto import worker_pb2 as pb
 from tests.support.broker_records import FINGERPRINT
+from tests.support.freezable_link import FreezableLink
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL, SECRET, ScriptedWorker
 
@@ -35,18 +40,29 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing_module, "ACCEPT_CHECK_S", 0.05)
 
 
+def quicken_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten what makes a silent worker a lost one, on both sides."""
+    monkeypatch.setattr(hub_module, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(feeds_module, "SILENCE_S", 0.5)
+    monkeypatch.setattr(feeds_module, "LOOK_S", 0.05)
+    monkeypatch.setattr(silence_module, "LOOK_S", 0.05)
+    monkeypatch.setattr(silence_module, "TOLERANCE_S", 0.2)
+    monkeypatch.setattr(silence_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(cancelling_module, "RPC_TIMEOUT_S", 0.3)
+
+
 class DispatchHarness:
     """One gateway's cluster view and dispatcher; the third failure of a request ends it."""
 
     def __init__(self) -> None:
         index = MemoryModelIndex()
         self.broker = MemoryBroker(MODEL, index=index)
-        metrics = GatewayMetrics(CollectorRegistry())
-        self.dispatcher = Dispatcher(GatewayId("g"), MAX_FAILURES, metrics, Proofs(60.0))
+        self.metrics = GatewayMetrics(CollectorRegistry())
+        self.dispatcher = Dispatcher(GatewayId("g"), MAX_FAILURES, self.metrics, Proofs(60.0))
         self.channels = Channels(SECRET)
         self.feeds = Feeds(GatewayId("g"), self.channels, self.dispatcher)
         view = ModelView(self.broker.registry, self.broker.jobs)
-        self.roster = Roster(GatewayId("g"), self.feeds, index.models, lambda model: view, metrics)
+        self.roster = Roster(GatewayId("g"), self.feeds, index.models, lambda model: view, self.metrics)
         self.dispatcher.attach(self.roster, self.feeds)
         self._watching = asyncio.create_task(self.roster.watch())
         self._workers: list[ScriptedWorker] = []
@@ -64,12 +80,23 @@ class DispatchHarness:
         num_blocks: int = 100,
         seats: int = 4,
         fingerprint: Fingerprint = FINGERPRINT,
+        link: FreezableLink | None = None,
     ) -> ScriptedWorker:
         """Start a worker and wait until its feed is connected."""
-        worker = ScriptedWorker(self.broker, name, epoch, num_blocks=num_blocks, seats=seats, fingerprint=fingerprint)
+        worker = ScriptedWorker(
+            self.broker, name, epoch, num_blocks=num_blocks, seats=seats, fingerprint=fingerprint, link=link
+        )
         self._workers.append(await worker.start())
-        await until(lambda: self.feeds.is_connected(Source(worker.worker, worker.epoch)))
+        await until(lambda: self.is_connected(worker), "its feed", DEADLINE_S)
         return worker
+
+    def is_connected(self, worker: ScriptedWorker) -> bool:
+        """Whether the gateway hears that worker."""
+        return self.feeds.is_connected(Source(worker.worker, worker.epoch))
+
+    def count(self, metric: str, **labels: str) -> float:
+        """Return a counter's value."""
+        return self.metrics.registry.get_sample_value(f"tandem_{metric}_total", labels) or 0.0
 
     async def collect(self, request: GenerateRequest) -> list[GenerateEvent]:
         """Return all events of a request."""

@@ -12,6 +12,7 @@ from common.runtime.servicer import GatewayServicer
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import add_WorkerServicer_to_server
 from tests.support.broker_records import FINGERPRINT
+from tests.support.freezable_link import FreezableLink
 
 SECRET = "a secret for tests"
 MODEL = ModelName("m")
@@ -29,7 +30,10 @@ class ScriptedWorker:
         num_blocks: int = 100,
         seats: int = 4,
         fingerprint: Fingerprint = FINGERPRINT,
+        link: FreezableLink | None = None,
     ) -> None:
+        self.link = link
+        """What gateways must pass to reach us, if anything."""
         self._broker = broker
         self.worker = WorkerId(name)
         self.epoch = Epoch(epoch)
@@ -50,6 +54,8 @@ class ScriptedWorker:
         add_WorkerServicer_to_server(GatewayServicer(self.epoch, self.feeds, self), self._server)
         port = bind(self._server, "127.0.0.1", 0)
         await self._server.start()
+        if self.link is not None:
+            port = await self.link.start(port)
         self.record = WorkerRecord(
             worker=self.worker,
             role=Role.DECODE,
@@ -67,10 +73,13 @@ class ScriptedWorker:
         self._reading = asyncio.create_task(self._read())
         return self
 
-    async def beat(self, *, num_running: int = 0) -> None:
+    async def beat(
+        self, *, num_running: int = 0, health: WorkerHealth = WorkerHealth.READY, is_exclusive: bool = False
+    ) -> None:
         """Tell the registry our load; what has been read is absorbed."""
         load = WorkerLoad(
-            health=WorkerHealth.READY,
+            health=health,
+            is_exclusive=is_exclusive,
             blocks_total=self.num_blocks,
             blocks_free=self.num_blocks,
             num_running=num_running,
@@ -84,6 +93,8 @@ class ScriptedWorker:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         await self._server.stop(grace=None)
+        if self.link is not None:
+            await self.link.close()
         if leaves:
             await self._broker.registry.leave(self.worker, self.epoch)
 
@@ -108,6 +119,7 @@ class ScriptedWorker:
         tokens: pb.Tokens | None = None,
         finished: pb.Finished | None = None,
         failed: pb.Failed | None = None,
+        try_lost: pb.TryLost | None = None,
     ) -> None:
         """Send one event about a job to its gateway."""
         event = pb.FeedEvent(
@@ -117,6 +129,7 @@ class ScriptedWorker:
             tokens=tokens,
             finished=finished,
             failed=failed,
+            try_lost=try_lost,
         )
         self.feeds.push(GatewayId(job.gateway), event)
 
