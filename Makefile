@@ -82,6 +82,9 @@ bench: setup ## load the running gateway and print tokens/s and latencies
 test: setup-dev ## the full default test suite
 	@$(BIN)/pytest
 
+test-faults: setup-dev ## the fault matrix with real processes; prints how long each recovery took (12 minutes)
+	@$(BIN)/pytest tests/faults
+
 test-%: setup-dev ## one kind of tests: test-unit, test-property, test-contract, test-golden, test-e2e, ...
 	@$(BIN)/pytest tests/$*
 

@@ -1,0 +1,49 @@
+"""Tells which request of a gateway is whose: reads along what the gateway writes to Redis.
+
+Clients choose a salt, gateways choose the id; a job holds the salt, and the argument behind it is the id.
+"""
+
+import re
+from collections.abc import Callable
+
+from tests.support.polling import until
+
+SALT_PREFIX = "fault-"
+_SALT = re.compile(rb"fault-[0-9a-f]{16}")
+_ID = re.compile(rb"\$32\r\n([0-9a-f]{32})\r\n")
+_TAIL_BYTES = 1 << 16
+
+
+class Tap:
+    """Ids of the requests that have been placed, by salt."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, str] = {}
+        self._salts: dict[str, str] = {}
+
+    def look(self) -> Callable[[bytes], None]:
+        """Return who looks at one direction of a link."""
+        seen = bytearray()
+
+        def look(chunk: bytes) -> None:
+            seen.extend(chunk)
+            for salt in _SALT.finditer(seen):
+                found = _ID.search(seen, salt.end())
+                if found is not None:
+                    self._note(salt.group().decode(), found.group(1).decode())
+            del seen[:-_TAIL_BYTES]
+
+        return look
+
+    def salt_of(self, request: str) -> str | None:
+        """Return the salt of a request, None if it is nobody's of ours."""
+        return self._salts.get(request)
+
+    async def id_of(self, salt: str, deadline_s: float = 10.0) -> str:
+        """Wait until a gateway places the request with this salt; return its id."""
+        await until(lambda: salt in self._ids, f"the request {salt} is placed", deadline_s)
+        return self._ids[salt]
+
+    def _note(self, salt: str, request: str) -> None:
+        self._ids.setdefault(salt, request)
+        self._salts.setdefault(request, salt)
