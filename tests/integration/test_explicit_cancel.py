@@ -1,0 +1,161 @@
+"""A client cancels its request by id over gRPC, at the gateway that has it and through another one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import grpc
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.broker.memory_notices import MemoryNoticeBoard
+from common.messages.chain import EMPTY_CHAIN
+from common.messages.job import Job
+from common.telemetry.metrics import GatewayMetrics
+from gateway.app import create_app
+from gateway.cancel_board import CancelBoard
+from gateway.rpc.generation import Generation
+from gateway.rpc.listener import serve_rpc
+from gateway.server import close, port_of, serve
+from gateway.settings import GatewaySettings
+from proto import worker_pb2
+from proto.tandem.v1 import generate_pb2 as pb
+from proto.tandem.v1.generate_pb2_grpc import GenerationStub
+from tests.support.broker_records import FINGERPRINT
+from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, job_of, quicken
+from tests.support.polling import until
+from tests.support.scripted_worker import MODEL, ScriptedWorker
+from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
+
+if TYPE_CHECKING:
+    from proto.tandem.v1.generate_pb2_grpc import GenerationAsyncStub
+
+HOST = "127.0.0.1"
+PATH = "/v1/completions"
+TOKENIZER = byte_level_tokenizer()
+CARD = msgspec.structs.replace(tiny_card(TOKENIZER), model=MODEL, fingerprint=FINGERPRINT)
+
+
+@dataclass
+class Gateway:
+    """A gateway with one worker: HTTP, and gRPC of its own and of another gateway of the cluster."""
+
+    harness: DispatchHarness
+    worker: ScriptedWorker
+    http: aiohttp.ClientSession
+    own: "GenerationAsyncStub"
+    other: "GenerationAsyncStub"
+
+    async def begun(self) -> Job:
+        """Return the next request, which has got its first tokens."""
+        job = await job_of(self.worker)
+        self.worker.accept(job)
+        self.worker.send(job, tokens=worker_pb2.Tokens(index=0, ids=byte_ids(TOKENIZER, "hello"), chain=EMPTY_CHAIN))
+        return job
+
+    async def until_released(self, job: Job) -> None:
+        """The worker was told, and nothing is left here."""
+        async with asyncio.timeout(DEADLINE_S):
+            assert await self.worker.cancels.get() == (job.request, job.placement)
+        await until(lambda: self.harness.dispatcher.num_streams == 0)
+
+
+@pytest.fixture
+async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
+    quicken(monkeypatch)
+    harness, notices = DispatchHarness(), MemoryNoticeBoard()
+    await harness.broker.registry.publish_card(CARD)
+    worker = await harness.add_worker("decode-0")
+    app = create_app(harness.dispatcher, GatewaySettings(), GatewayMetrics(CollectorRegistry()))
+    runner = await serve(app, HOST, 0)
+    async with AsyncExitStack() as stack:
+        own = await stack.enter_async_context(_rpc(CancelBoard(notices, harness.dispatcher.cancel)))
+        other = await stack.enter_async_context(_rpc(CancelBoard(notices, lambda request: False)))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{HOST}:{port_of(runner)}"))
+        yield Gateway(harness, worker, http, own, other)
+    await close(runner, 0)
+    await harness.close()
+
+
+@asynccontextmanager
+async def _rpc(board: CancelBoard) -> AsyncIterator["GenerationAsyncStub"]:
+    watching = asyncio.create_task(board.watch())
+    async with (
+        serve_rpc(Generation(board.cancel), HOST, 0, reuse_port=False) as port,
+        grpc.aio.insecure_channel(f"{HOST}:{port}") as channel,
+    ):
+        yield GenerationStub(channel)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "hi", "max_tokens": 20} | fields
+
+
+@pytest.mark.parametrize("through", ["own", "other"])
+async def test_a_stream_ends_with_one_error_event(gateway: Gateway, through: str) -> None:
+    stub: GenerationAsyncStub = getattr(gateway, through)
+    beginning = asyncio.create_task(gateway.begun())
+    async with asyncio.timeout(DEADLINE_S), gateway.http.post(PATH, json=body(stream=True)) as response:
+        job = await beginning
+        events = [_event(await response.content.readline())]
+        assert response.headers["x-request-id"] == job.request
+        name = events[0]["id"]
+        assert name == f"cmpl-{job.request}"
+        assert (await stub.Cancel(pb.CancelRequest(id=name))).is_known
+        events += [_event(line) async for line in response.content if line.strip()]
+    assert events[0]["choices"][0]["text"] == "hello"
+    [error] = [event["error"] for event in events if "error" in event]
+    assert (events[-1], error["code"]) == ({"error": error}, "request_cancelled")
+    await gateway.until_released(job)
+    assert not (await stub.Cancel(pb.CancelRequest(id=name))).is_known
+
+
+async def test_a_whole_answer_is_499(gateway: Gateway) -> None:
+    asking = asyncio.create_task(_ask(gateway.http, body()))
+    job = await gateway.begun()
+    assert (await gateway.own.Cancel(pb.CancelRequest(id=job.request))).is_known
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (499, "request_cancelled")
+    await gateway.until_released(job)
+
+
+async def test_a_waiting_request_is_withdrawn(gateway: Gateway) -> None:
+    await gateway.worker.beat(num_running=gateway.worker.seats)
+    asking = asyncio.create_task(_ask(gateway.http, body()))
+    await until(lambda: gateway.harness.dispatcher.num_streams == 1)
+    [request] = gateway.harness.dispatcher._streams
+    assert (await gateway.own.Cancel(pb.CancelRequest(id=request))).is_known
+    assert (await asking)[0] == 499
+    await gateway.worker.beat()
+    assert gateway.worker.jobs.empty()
+
+
+async def test_a_clients_own_name_is_no_handle(gateway: Gateway) -> None:
+    asking = asyncio.create_task(_ask(gateway.http, body(), {"x-request-id": "mine"}))
+    job = await gateway.begun()
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await gateway.own.Cancel(pb.CancelRequest(id="mine"))
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not asking.done()
+    gateway.worker.send(
+        job, finished=worker_pb2.Finished(reason="length", num_generated=len(byte_ids(TOKENIZER, "hello")))
+    )
+    assert (await asking)[0] == 200
+
+
+async def _ask(
+    http: aiohttp.ClientSession, asked: dict[str, Any], headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    async with asyncio.timeout(DEADLINE_S), http.post(PATH, json=asked, headers=headers) as response:
+        return response.status, await response.json()
+
+
+def _event(line: bytes) -> Any:
+    return json.loads(line.removeprefix(b"data: "))

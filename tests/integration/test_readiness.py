@@ -1,0 +1,199 @@
+"""Readiness over real feeds and scripted workers: only tokens that came back make a gateway ready."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import msgspec
+import pytest
+
+from common.messages.ids import RequestId
+from common.messages.job import Job
+from common.messages.sampling import SamplingParams
+from gateway import canary as canary_module
+from gateway.canary import Canary
+from gateway.engine import GenerateRequest
+from gateway.perches import list_perches
+from tests.support.broker_records import make_card
+from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, ids_of, job_of, quicken
+from tests.support.polling import until
+from tests.support.scripted_worker import MODEL, ScriptedWorker
+
+RARELY_S = 3600.0
+
+
+class Player:
+    """Answers the jobs of a worker until it hangs; then it takes them in and says nothing."""
+
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self.worker = worker
+        self.hangs = False
+        self.seen: list[Job] = []
+        self._playing = asyncio.create_task(self._play())
+
+    async def _play(self) -> None:
+        while True:
+            job = await self.worker.jobs.get()
+            self.seen.append(job)
+            if self.hangs:
+                self.worker.accept(job)
+            else:
+                answer(self.worker, job, [9, 10])
+            await self.worker.beat()
+
+    async def close(self) -> None:
+        """Stop playing."""
+        self._playing.cancel()
+        await asyncio.gather(self._playing, return_exceptions=True)
+
+
+class Aviary(DispatchHarness):
+    """A gateway that sends canaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.players: list[Player] = []
+        self._proving: asyncio.Task[None] | None = None
+
+    async def add_player(self, name: str, epoch: int, *, hangs: bool = False) -> Player:
+        """Start a worker that answers, or hangs from the beginning."""
+        player = Player(await self.add_worker(name, epoch, seats=64))
+        player.hangs = hangs
+        self.players.append(player)
+        return player
+
+    def send_canaries(self, interval_s: float) -> None:
+        """Begin."""
+        perches = partial(list_perches, self.roster)
+        canary = Canary(self.dispatcher, perches, self.dispatcher.proofs, self.metrics, interval_s)
+        self._proving = asyncio.create_task(canary.watch())
+
+    @property
+    def reason(self) -> str:
+        """Why the gateway is not ready; empty if it is."""
+        return self.dispatcher.readiness().reason
+
+    async def until_ready(self) -> None:
+        """Wait for it."""
+        await until(lambda: not self.reason, lambda: self.reason, DEADLINE_S)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        if self._proving is not None:
+            self._proving.cancel()
+            await asyncio.gather(self._proving, return_exceptions=True)
+        for player in self.players:
+            await player.close()
+        await super().close()
+
+
+@pytest.fixture
+async def aviary(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Aviary]:
+    """A gateway with quick timers: a canary may take 2 s, which a loaded machine needs."""
+    quicken(monkeypatch)
+    monkeypatch.setattr(canary_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(canary_module, "SHORTEST_LIMIT_S", 2.0)
+    monkeypatch.setattr(canary_module, "LONGEST_LIMIT_S", 2.0)
+    monkeypatch.setattr(canary_module, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(canary_module, "MARGIN_S", 1.0)
+    running = Aviary()
+    await running.broker.registry.publish_card(msgspec.structs.replace(make_card(), model=MODEL))
+    yield running
+    await running.close()
+
+
+async def test_not_ready_until_the_first_canary_has_come_back(aviary: Aviary) -> None:
+    player = await aviary.add_player("decode-0", 1, hangs=True)
+    aviary.send_canaries(RARELY_S)
+    assert "no canary has come back" in aviary.reason
+    await until(lambda: player.seen)
+    job = player.seen[0]
+    assert (job.num_prompt_tokens, job.sampling.max_tokens, job.sampling.stop_ids) == (33, 2, ())
+    assert job.time_left_s is not None
+    assert "decode-0" in aviary.reason
+    answer(player.worker, job, [9, 10])
+    await until(lambda: not aviary.reason)
+
+
+async def test_b110_a_wedged_worker_makes_unready_although_its_feed_is_fine(aviary: Aviary) -> None:
+    player = await aviary.add_player("decode-0", 1)
+    aviary.send_canaries(0.1)
+    await aviary.until_ready()
+    player.hangs = True
+    await until(lambda: aviary.reason, "unready", DEADLINE_S)
+    assert aviary.reason.endswith("s: decode-0 (nothing came back within 2 s)")
+    assert aviary.metrics.registry.get_sample_value("tandem_canary_failures_total") == 1
+    assert [state.record.worker for state in aviary.roster.open_workers(MODEL)] == ["decode-0"]  # its feed is fine
+    player.hangs = False
+    await aviary.until_ready()
+
+
+async def test_a_wedged_worker_of_two_gets_nothing_and_the_gateway_stays_ready(aviary: Aviary) -> None:
+    good = await aviary.add_player("decode-0", 1)
+    bad = await aviary.add_player("decode-1", 2, hangs=True)
+    aviary.send_canaries(RARELY_S)
+    proofs = aviary.dispatcher.proofs
+    await until(lambda: [state.record.worker for state in aviary.roster.decode_workers(MODEL)] == ["decode-0"])
+    assert not aviary.reason
+    requests = [request(f"r{number}") for number in range(8)]
+    for events in await asyncio.gather(*map(aviary.collect, requests)):
+        assert ids_of(events) == [9, 10]
+    ours = {each.request for each in requests}
+    assert ours <= {job.request for job in good.seen}
+    assert not ours & {job.request for job in bad.seen}
+    bad.hangs = False
+    await until(lambda: len(aviary.roster.decode_workers(MODEL)) == 2, "trusted again", DEADLINE_S)
+    assert all(proofs.age_s(perch.source) is not None for perch in list_perches(aviary.roster))
+
+
+async def test_real_answers_are_proof_enough(aviary: Aviary) -> None:
+    player = await aviary.add_player("decode-0", 1)
+    assert aviary.reason
+    assert ids_of(await aviary.collect(request("r"))) == [9, 10]
+    assert not aviary.reason
+    assert [job.request for job in player.seen] == ["r"]
+
+
+async def test_one_token_proves_no_decoding(aviary: Aviary) -> None:
+    worker = await aviary.add_worker("decode-0")
+    running = asyncio.create_task(aviary.collect(request("r")))
+    answer(worker, await job_of(worker), [9])
+    await running
+    assert aviary.reason
+
+
+async def test_a_canary_stays_with_its_worker_when_that_one_has_no_room(aviary: Aviary) -> None:
+    await aviary.add_player("decode-0", 1)
+    full = await aviary.add_worker("decode-1", 2, seats=1)
+    await full.beat(num_running=1)
+    aviary.send_canaries(RARELY_S)
+    await aviary.until_ready()
+    [perch] = [perch for perch in list_perches(aviary.roster) if perch.source.worker == "decode-1"]
+    await until(lambda: not aviary.dispatcher.proofs.is_trusted(perch.source), "doubted", DEADLINE_S)
+    assert full.jobs.empty()
+    assert len(aviary.players[0].seen) == 1  # its own
+
+
+async def test_a_canary_that_is_late_is_released_at_its_worker(aviary: Aviary) -> None:
+    player = await aviary.add_player("decode-0", 1, hangs=True)
+    aviary.send_canaries(RARELY_S)
+    await until(lambda: player.seen)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await player.worker.cancels.get() == (player.seen[0].request, 1)
+
+
+async def test_a_restarted_worker_proves_itself_anew(aviary: Aviary) -> None:
+    first = await aviary.add_player("decode-0", 1)
+    aviary.send_canaries(RARELY_S)
+    await aviary.until_ready()
+    await first.worker.stop()
+    await until(lambda: aviary.reason == "no decode worker is ready", lambda: aviary.reason, DEADLINE_S)
+    second = await aviary.add_player("decode-0", 2, hangs=True)
+    await until(lambda: second.seen, "tried", DEADLINE_S)
+    assert "no canary has come back" in aviary.reason
+    answer(second.worker, second.seen[0], [9, 10])
+    await aviary.until_ready()
+
+
+def request(name: str) -> GenerateRequest:
+    return GenerateRequest(RequestId(name), MODEL, [5, 6, 7], SamplingParams(seed=1, max_tokens=8))
