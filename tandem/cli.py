@@ -14,6 +14,7 @@ from tandem.version import version
 COMMANDS = {
     "up": "start Redis, workers and gateways on this host and keep them running",
     "down": "stop the cluster that `up` started",
+    "restart": "replace its processes one after the other, losing no request",
     "status": "show every process and the queues",
     "chat": "talk to a model in the terminal",
     "doctor": "show what this machine offers and what is missing",

@@ -25,7 +25,10 @@ def parse(settings_class: type[SettingsT], argv: Sequence[str], env: Mapping[str
     Raises `InvalidSetting` naming the flag or variable whose value cannot work, `StartupError` for an unknown flag;
     `--help` prints and raises `SystemExit(0)`.
     """
-    flags = vars(_parser(settings_class, prog).parse_args(list(argv)))
+    return _settings(settings_class, vars(_parser(settings_class, prog).parse_args(list(argv))), env)
+
+
+def _settings(settings_class: type[SettingsT], flags: Mapping[str, object], env: Mapping[str, str]) -> SettingsT:
     values = {}
     for field in dataclasses.fields(settings_class):
         found = _find(field, flags, env)
@@ -33,6 +36,18 @@ def parse(settings_class: type[SettingsT], argv: Sequence[str], env: Mapping[str
             name, raw = found
             values[field.name] = _read(setting_of(field), name, raw)
     return settings_class(**values)
+
+
+def parse_named(
+    settings_class: type[SettingsT], argv: Sequence[str], env: Mapping[str, str], prog: str, metavar: str
+) -> tuple[SettingsT, tuple[str, ...]]:
+    """Return the settings of a command, and the names that stand between its flags; otherwise like `parse`."""
+    parser = _parser(settings_class, prog)
+    parser.usage = f"%(prog)s [{metavar} ...] [FLAGS]"
+    parser.add_argument("names", nargs="*", metavar=metavar, help=argparse.SUPPRESS)
+    flags = vars(parser.parse_intermixed_args(list(argv)))
+    names = tuple(flags.pop("names"))
+    return _settings(settings_class, flags, env), names
 
 
 class _OneLineParser(argparse.ArgumentParser):

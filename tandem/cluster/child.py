@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import StartupError
-from common.lifecycle.exit_codes import EXIT_CONFIG
+from common.lifecycle.exit_codes import EXIT_CONFIG, EXIT_OK
 from common.lifecycle.orphan import command_under
-from tandem.cluster.backoff import Backoff
-from tandem.cluster.events import Died, Narrator
+from tandem.cluster.backoff import FIRST_S, LONGEST_S, Backoff
+from tandem.cluster.events import Died, Left, Narrator
 
 MAX_STARTS = 3
 """Lives that a process gets before the cluster is ready for the first time: a bug must not look like a slow start."""
@@ -36,20 +36,35 @@ WORKER_ROLES = frozenset({ChildRole.PREFILL, ChildRole.DECODE})
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How to start one process. `grace_s`: how long it may take to leave after SIGTERM."""
+    """How to start one process. `grace_s`: how long it may take to leave after SIGTERM; `descriptors`: what it
+    inherits."""
 
     name: str
     role: ChildRole
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     grace_s: float
+    descriptors: tuple[int, ...] = ()
 
 
 class Child:
-    """Owns the process of one seat. `on_change` is called whenever the process changes; `narrate` hears of deaths."""
+    """Owns the process of one seat, from its first start to `stop`; it is started again whenever it ends before that.
 
-    def __init__(self, spec: ChildSpec, log_file: Path, on_change: Callable[[], None], narrate: Narrator) -> None:
+    `on_change` is called whenever the process changes; `narrate` hears of deaths.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        log_file: Path,
+        on_change: Callable[[], None],
+        narrate: Narrator,
+        *,
+        num_lives_before: int = 0,
+    ) -> None:
         self.spec = spec
+        self.refusal = ""
+        """Why its last life refused to start; empty if it did not."""
         self._log_file = log_file
         self._on_change = on_change
         self._narrate = narrate
@@ -58,7 +73,8 @@ class Child:
         self._gone = asyncio.Event()
         self._backoff = Backoff()
         self._is_settled = False
-        self._num_starts = 0
+        self.num_lives = num_lives_before
+        """Processes that have been started for this seat, those before this one included."""
 
     @property
     def pid(self) -> int | None:
@@ -68,16 +84,16 @@ class Child:
     @property
     def num_restarts(self) -> int:
         """How often the process was started again."""
-        return max(0, self._num_starts - 1)
+        return max(0, self.num_lives - 1)
 
     def settle(self) -> None:
-        """The cluster is ready: from now on the process is started again however often it dies."""
+        """The process was ready: from now on it is started again however it ends, even if it refuses to start."""
         self._is_settled = True
 
     async def keep(self) -> None:
         """Run the process until `stop`; start it again when it dies.
 
-        Raises `StartupError` when it refuses to start, or keeps dying before the cluster was ready.
+        Raises `StartupError` when it refuses to start, or keeps dying, before it was settled.
         """
         try:
             while not self._stopping.is_set():
@@ -86,11 +102,10 @@ class Child:
             self._gone.set()
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Ask the process to leave; kill it, and what it started, when its grace is over or `hurry` is set."""
-        self._stopping.set()
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+        """Ask the process to leave, once; kill it, and what it started, when its grace is over or `hurry` is set."""
+        if not self._stopping.is_set():  # a process that is asked twice hurries
+            self._stopping.set()
+            self._terminate()
         if not await _is_set_within(self._gone, hurry, self.spec.grace_s):
             self._kill()
             await self._gone.wait()
@@ -101,7 +116,7 @@ class Child:
         with self._log_file.open("ab") as log:
             log_start = log.tell()
             process = self._process = await self._spawn(log.fileno())
-        self._num_starts += 1
+        self.num_lives += 1
         self._on_change()
         try:
             code = await process.wait()
@@ -111,11 +126,25 @@ class Child:
         self._process = None
         self._on_change()
         if not self._stopping.is_set():
-            delay_s = self._backoff.delay_after(loop.time() - started_s)
-            self._refuse_if_hopeless(code, log_start)
-            self._narrate(Died(self.spec.name, process.pid, code, delay_s))
+            delay_s = self._note_end(process.pid, code, loop.time() - started_s, log_start)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    def _note_end(self, pid: int, code: int, lived_s: float, log_start: int) -> float:
+        """Tell of an end that nobody here asked for; return how long to wait before the next start."""
+        self.refusal = ""
+        if code == EXIT_OK and self._is_settled:
+            self._narrate(Left(self.spec.name, pid))
+            return FIRST_S
+        delay_s = self._backoff.delay_after(lived_s)
+        line = last_line(self._log_file, log_start)
+        if not self._is_settled:
+            self._give_up_if_hopeless(code, line)
+        elif code == EXIT_CONFIG:
+            # The others go on: what it lacks may come back, and starting often would not bring it.
+            delay_s, self.refusal = LONGEST_S, line or "refused to start"
+        self._narrate(Died(self.spec.name, pid, code, delay_s, self.refusal))
+        return delay_s
 
     async def _spawn(self, log: int) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -125,20 +154,25 @@ class Child:
             stderr=log,
             env=self.spec.environment,
             process_group=0,  # Ctrl-C in the terminal reaches the supervisor alone, which stops the others in order
+            pass_fds=self.spec.descriptors,
         )
         if self._stopping.is_set():  # stopped while it was being started
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         return process
 
-    def _refuse_if_hopeless(self, code: int, log_start: int) -> None:
-        line = last_line(self._log_file, log_start)
+    def _give_up_if_hopeless(self, code: int, line: str) -> None:
         if code == EXIT_CONFIG:
             raise StartupError(f"{self.spec.name}: {line or 'refused to start'}")
-        if not self._is_settled and self._backoff.num_deaths >= MAX_STARTS:
+        if self._backoff.num_deaths >= MAX_STARTS:
             raise StartupError(
                 f"{self.spec.name} {_death(code)} {MAX_STARTS} times while starting ({self._log_file}): {line}"
             )
+
+    def _terminate(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
 
     def _kill(self) -> None:
         if self._process is not None:

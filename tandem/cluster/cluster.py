@@ -2,13 +2,14 @@
 
 1. Redis, unless an existing one was given
 2. workers and gateways, all at once
-3. ready: every worker in the registry, and the gateway says that it could serve
-4. until a signal, or until a child refuses to start: restart whoever dies
+3. ready: every worker in the registry, and every gateway says that it could serve
+4. open until a signal: restart whoever dies, take orders
 5. drain, in order; then nothing is left but logs and the secret
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 
 from common.errors import StartupError
 from common.lifecycle.signals import StopSignals
-from tandem.cluster.child import WORKER_ROLES, Child, ChildSpec
+from tandem.cluster.child import WORKER_ROLES, Child, ChildRole, ChildSpec
 from tandem.cluster.events import Draining, Narrator
 from tandem.cluster.identity import ref_of
 from tandem.cluster.state import ClusterState, ProcessEntry, StateDir
@@ -47,49 +48,55 @@ class Cluster:
         self._state = state
         self._limits = limits
         self._narrate = narrate
-        self._supervisor = Supervisor(state_dir.log_file, self._record, narrate)
+        self.supervisor = Supervisor(state_dir.log_file, self._record, narrate)
 
     def worker_pids(self) -> dict[str, int | None]:
         """Return who sits in each worker's seat now."""
-        children = self._supervisor.children
+        children = self.supervisor.children
         return {child.spec.name: child.pid for child in children if child.spec.role in WORKER_ROLES}
 
-    async def run(self, phases: Sequence[Phase], on_ready: Callable[[], None]) -> None:
+    def gateways(self) -> list[Child]:
+        """Return the gateways."""
+        return [child for child in self.supervisor.children if child.spec.role is ChildRole.GATEWAY]
+
+    async def run(self, phases: Sequence[Phase], business: AbstractAsyncContextManager[object]) -> None:
         """Start the phases one after the other, supervise until a stop signal, and drain.
+
+        `business` is entered while the cluster is open: from its readiness to the beginning of its end.
 
         Raises `StartupError` if the cluster does not become ready in time, or if a child refuses to start.
         """
         with StopSignals() as signals:
             try:
-                await _first_of(self._bring_up(phases), self._supervisor.fail(), signals.stop.wait())
+                await _first_of(self._bring_up(phases), self.supervisor.fail(), signals.stop.wait())
                 if not signals.stop.is_set():
-                    self._settle(on_ready)
-                    await _first_of(self._supervisor.fail(), signals.stop.wait())
+                    self._settle()
+                    async with business:
+                        await _first_of(self.supervisor.fail(), signals.stop.wait())
             finally:
                 if signals.stop.is_set():
                     self._narrate(Draining(self._limits.drain_s))
-                await self._supervisor.drain(signals.hurry)
+                await self.supervisor.drain(signals.hurry)
 
     async def _bring_up(self, phases: Sequence[Phase]) -> None:
         try:
             async with asyncio.timeout(self._limits.ready_timeout_s):
                 for phase in phases:
-                    self._supervisor.start(phase.specs)
+                    self.supervisor.start(phase.specs)
                     await phase.ready()
         except TimeoutError:
             logs = self._state_dir.log_file("*")
             raise StartupError(f"not ready after {self._limits.ready_timeout_s:g} s (logs: {logs})") from None
 
-    def _settle(self, on_ready: Callable[[], None]) -> None:
-        self._supervisor.settle()
+    def _settle(self) -> None:
+        self.supervisor.settle()
         self._state = msgspec.structs.replace(self._state, is_ready=True)
         self._record()
-        on_ready()
 
     def _record(self) -> None:
         self._state = msgspec.structs.replace(
             self._state,
-            processes=tuple(_entry(child) for child in self._supervisor.children),
+            processes=tuple(_entry(child) for child in self.supervisor.children),
         )
         self._state_dir.write(self._state)
 

@@ -27,18 +27,51 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):
-    """A process ended that nobody had stopped; the next one starts in `delay_s`. `code` < 0: killed by that signal."""
+    """A process ended that nobody had stopped; the next one starts in `delay_s`. `code` < 0: killed by that signal.
+
+    `reason` is what it said if it refused to start.
+    """
 
     name: str
     pid: int
     code: int
     delay_s: float
+    reason: str = ""
 
     @property
     def line(self) -> str:
         """What happened, for people."""
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        if self.reason:
+            how = f"{how}: {self.reason}"
         return f"{self.name} (pid {self.pid}) died ({how}), starting it again in {self.delay_s:g} s"
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """A process was told to leave by somebody else, and has done so in order; another one takes its seat."""
+
+    name: str
+    pid: int
+
+    @property
+    def line(self) -> str:
+        """What happened, for people."""
+        return f"{self.name} (pid {self.pid}) has left, starting it again"
+
+
+class Restarted(msgspec.Struct, frozen=True, tag="restarted"):
+    """`tandem restart` has replaced a process; the new one is ready `duration_s` after the old one was still."""
+
+    name: str
+    old_pid: int | None
+    new_pid: int | None
+    duration_s: float
+
+    @property
+    def line(self) -> str:
+        """What happened, for people."""
+        old = "" if self.old_pid is None else f"{self.old_pid} -> "
+        return f"{self.name} restarted in {self.duration_s:.1f} s (pid {old}{self.new_pid})"
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
@@ -59,7 +92,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     exit_code: int
 
 
-Event = Loading | Ready | Died | Draining | Failed
+Event = Loading | Ready | Died | Left | Restarted | Draining | Failed
 Narrator = Callable[[Event], None]
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -80,7 +113,7 @@ def logged(narrate: Narrator, log_file: Path) -> Narrator:
 
     def narrate_and_log(event: Event) -> None:
         narrate(event)
-        if isinstance(event, Died | Draining):
+        if isinstance(event, Died | Left | Restarted | Draining):
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             # A full disk must not end a cluster that could go on.
             with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as log:

@@ -3,51 +3,66 @@
 import errno
 import ipaddress
 import socket
+from dataclasses import dataclass
+from typing import Any
 
 from common.errors import InvalidSetting, StartupError
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One address of a host name. `location` is the sockaddr, whose second part is the port."""
+
+    family: int
+    location: tuple[Any, ...]
+
+
 def free_port(host: str) -> int:
     """Return a port that is free now; whoever binds it first gets it."""
-    with _socket_for(host, 0) as listener:
+    with bound_socket(host, addresses_of(host)[0], 0) as listener:
         return int(listener.getsockname()[1])
-
-
-def require_port(host: str, port: int) -> None:
-    """Raise `StartupError` if nobody could listen there."""
-    _socket_for(host, port).close()
 
 
 def is_loopback(host: str) -> bool:
     """Return whether a listener on `host`, which is an address of this host, is out of reach for other hosts."""
-    addresses = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in addresses)
+    return all(ipaddress.ip_address(address.location[0]).is_loopback for address in addresses_of(host))
 
 
-def _socket_for(host: str, port: int) -> socket.socket:
+def addresses_of(host: str) -> list[Address]:
+    """Return the addresses to listen on for `host`, each once; raise `InvalidSetting` if it is none of this host."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise InvalidSetting("host", host, "is no address of this host") from error
-    listener = socket.socket(family, kind, protocol)
+    return list(dict.fromkeys(Address(family, location) for family, *_, location in found))
+
+
+def bound_socket(
+    host: str, address: Address, port: int, backlog: int | None = None, *, flag: str = "--port"
+) -> socket.socket:
+    """Return a socket on `address`, listening if `backlog` is given; raise `StartupError` if it cannot be had.
+
+    `flag` is where the user has chosen the port.
+    """
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
     try:
-        # As the gateway does: an address whose last connections still fade away (TIME_WAIT) can be taken again.
+        # An address whose last connections still fade away (TIME_WAIT) can be taken again.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        if port:
-            listener.listen(1)
+        if address.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address.location[0], port, *address.location[2:]))
+        if backlog is not None:
+            listener.listen(backlog)
     except OSError as error:
         listener.close()
-        raise _refusal(host, port, error) from error
+        raise _refusal(host, port, flag, error) from error
     return listener
 
 
-def _refusal(host: str, port: int, error: OSError) -> StartupError:
+def _refusal(host: str, port: int, flag: str, error: OSError) -> StartupError:
     match error.errno:
         case errno.EADDRINUSE:
-            return StartupError(f"port {port} on {host} is taken (choose another one with --port)")
+            return StartupError(f"port {port} on {host} is taken (choose another one with {flag})")
         case errno.EACCES:
             return InvalidSetting("port", port, "needs more privileges")
         case errno.EADDRNOTAVAIL:

@@ -7,7 +7,7 @@ from common.errors import InsufficientMemory, InvalidSetting
 from common.lifecycle.cpu_flags import computes_bfloat16, cpu_flags
 from common.lifecycle.memory import available_memory_bytes
 from common.model.locate import default_model_name, locate_model
-from tandem.cluster.ports import require_port
+from tandem.cluster.ports import addresses_of, bound_socket
 from tandem.cluster.settings import UpSettings
 
 RUNTIME_BYTES = 300 << 20
@@ -34,9 +34,11 @@ def require_model(settings: UpSettings) -> ModelFiles:
     return ModelFiles(path, settings.served_name or default_model_name(path))
 
 
-def require_gateway_port(settings: UpSettings) -> None:
-    """Raise `StartupError` if the gateways could not listen."""
-    require_port(settings.host, settings.port)
+def require_rpc_port(settings: UpSettings) -> None:
+    """Raise `StartupError` if somebody else has the port of the gRPC service, which our gateways share."""
+    if settings.rpc_port:
+        for address in addresses_of(settings.host):
+            bound_socket(settings.host, address, settings.rpc_port, flag="--rpc-port").close()
 
 
 def require_memory(settings: UpSettings, model: ModelFiles) -> None:

@@ -1,15 +1,20 @@
-"""When a cluster is up: each worker says so in the registry, and the gateway could serve. Reports loading meanwhile."""
+"""When processes are up: each worker says so in the registry, each gateway that it could serve."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import assert_never
 
 import aiohttp
 
 from common.broker.overview import Observer
 from common.errors import BrokerUnavailable
 from common.messages.registry import WorkerHealth, WorkerState
-from tandem.cluster.events import Loading, Narrator
-from tandem.cluster.gateway_probe import wait_until_ready
+from common.settings.gateway import own_socket_in
+from tandem.cluster.child import Child, ChildRole
+from tandem.cluster.events import Event, Loading, Narrator
+from tandem.cluster.gateway_probe import is_ready
+from tandem.cluster.redis_server import wait_for_redis
 
 POLL_INTERVAL_S = 0.1
 
@@ -29,10 +34,38 @@ async def wait_for_workers(observer: Observer, pids_of: Callable[[], Pids], narr
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def wait_for_gateway(url: str) -> None:
-    """Return when the gateway at `url` is ready."""
-    async with aiohttp.ClientSession() as session:
-        await wait_until_ready(session, url)
+class Readiness:
+    """Knows when the process of one child is ready. `run_dir` is where gateways have sockets of their own."""
+
+    def __init__(self, observer: Observer, run_dir: Path) -> None:
+        self._observer = observer
+        self._run_dir = run_dir
+
+    async def until_ready(self, child: Child) -> None:
+        """Return when the child's process could serve; it may be another one by then than at the beginning."""
+        match child.spec.role:
+            case ChildRole.PREFILL | ChildRole.DECODE:
+                await wait_for_workers(self._observer, lambda: {child.spec.name: child.pid}, _tell_nobody)
+            case ChildRole.GATEWAY:
+                await self._until_gateway_ready(child)
+            case ChildRole.REDIS:
+                await wait_for_redis(self._observer)
+            case _:
+                assert_never(child.spec.role)
+
+    async def _until_gateway_ready(self, child: Child) -> None:
+        while child.pid is None or not await self._is_gateway_ready(child.pid):  # noqa: ASYNC110 - as everywhere here
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _is_gateway_ready(self, pid: int) -> bool:
+        """Ask exactly this process: the port may belong to several."""
+        connector = aiohttp.UnixConnector(str(own_socket_in(self._run_dir, pid)))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            return await is_ready(session, "http://gateway")
+
+
+def _tell_nobody(_: Event) -> None:
+    """Nobody watches."""
 
 
 async def _workers(observer: Observer) -> tuple[WorkerState, ...]:

@@ -1,12 +1,12 @@
 """Tells a person how a cluster comes up: one progress bar per worker, then where it is and how to use it. Later only
-what a person should know: deaths, and that a stop takes its time."""
+what a person should know: deaths, restarts, and that a stop takes its time."""
 
 from types import TracebackType
 from typing import Self, assert_never
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tandem.cluster.events import Died, Draining, Event, Failed, Loading, Ready
+from tandem.cluster.events import Died, Draining, Event, Failed, Left, Loading, Ready, Restarted
 from tandem.console import complain, notes, say
 from tandem.invocation import invocation
 
@@ -52,7 +52,7 @@ class TerminalNarrator:
                 say(greeting(event, is_detached=self._is_detached))
                 if event.is_exposed:
                     notes.print(EXPOSED)
-            case Died():
+            case Died() | Left() | Restarted():
                 notes.print(event.line, markup=False)
             case Draining():
                 self._progress.stop()

@@ -33,6 +33,7 @@ class Site:
     secret_file: Path
     run_dir: Path
     port: int
+    listen_fds: tuple[int, ...]
     cores: tuple[int, ...]
     num_usable_cores: int
 
@@ -88,10 +89,14 @@ def _gateway_spec(settings: UpSettings, site: Site, number: int) -> ChildSpec:
         **_shared(site),
         "TANDEM_HOST": settings.host,
         "TANDEM_PORT": str(site.port),
-        "TANDEM_REUSE_PORT": "true" if settings.gateways > 1 else "false",
+        "TANDEM_LISTEN_FDS": ",".join(map(str, site.listen_fds)),
+        # The port of the gRPC service has no socket of ours: gateways share it, also a leaving one and the next.
+        "TANDEM_REUSE_PORT": "true",
+        "TANDEM_SOCKET_DIR": str(site.run_dir),
+        "TANDEM_DRAIN_DELAY_S": "",  # clients go on connecting to the socket that is ours
     }
-    name = f"gateway-{number}"
-    return ChildSpec(name, ChildRole.GATEWAY, _python("gateway"), environment, settings.drain_s + DRAIN_MARGIN_S)
+    grace_s = settings.drain_s + DRAIN_MARGIN_S
+    return ChildSpec(f"gateway-{number}", ChildRole.GATEWAY, _python("gateway"), environment, grace_s, site.listen_fds)
 
 
 def _python(module: str) -> tuple[str, ...]:

@@ -1,94 +1,39 @@
 """A supervisor over tiny real processes: restarts, refusals, the order of a drain, and nothing left in any case."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from common.errors import StartupError
-from tandem.cluster.child import ChildRole, ChildSpec
+from common.lifecycle.exit_codes import EXIT_CONFIG
+from tandem.cluster.backoff import LONGEST_S
+from tandem.cluster.child import ChildRole
 from tandem.cluster.cluster import Cluster, Limits, Phase
-from tandem.cluster.events import Died, Draining, Event, Narrator, logged
+from tandem.cluster.events import Died, Draining, Event, Left, Narrator, logged
 from tandem.cluster.identity import ProcessRef, is_running, ref_of, send_signal, wait_for_end
 from tandem.cluster.state import ClusterState, StateDir
-from tandem.cluster.supervisor import Supervisor
-from tests.support.polling import until
-
-DEADLINE_S = 20.0
-
-PATIENT = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); sys.stdout.write('up\\n'); "
-WAITS = PATIENT + "sys.stdout.flush(); signal.pause()"
-TELLS = (
-    "import os, signal, sys\n"
-    "def leave(*_):\n"
-    "    with open(os.environ['JOURNAL'], 'a') as journal: journal.write(os.environ['NAME'] + '\\n')\n"
-    "    sys.exit(0)\n"
-    "signal.signal(signal.SIGTERM, leave)\n"
-    "sys.stdout.write('up\\n'); sys.stdout.flush()\n"
-    "signal.pause()\n"
+from tests.support.supervised import (
+    DEADLINE_S,
+    STUBBORN,
+    TELLS,
+    WAITS,
+    refuses_on_demand,
+    spec,
+    watched_supervisor,
 )
-STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.stdout.write('up\\n'); " + (
-    "sys.stdout.flush(); signal.pause(); signal.pause()"
-)
-
-
-def _spec(
-    name: str, script: str, role: ChildRole = ChildRole.DECODE, grace_s: float = 10.0, **environment: str
-) -> ChildSpec:
-    command = (sys.executable, "-S", "-c", script)
-    return ChildSpec(name, role, command, {**os.environ, "NAME": name, **environment}, grace_s)
-
-
-@dataclass
-class Watched:
-    """A supervisor under test; `changed` is set whenever a child starts or ends."""
-
-    supervisor: Supervisor
-    folder: Path
-    changed: asyncio.Event
-    hurry: asyncio.Event
-    events: list[Event]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await self.changed.wait()
-                self.changed.clear()
-
-    async def until_up(self, name: str, num_lives: int = 1) -> None:
-        """Wait until the child has said for the `num_lives`th time that it is up."""
-        log = self.folder / f"{name}.log"
-        await until(
-            lambda: log.exists() and log.read_text().count("up\n") >= num_lives, f"{name} says it is up", DEADLINE_S
-        )
-
-    def pid(self, number: int = 0) -> int | None:
-        return self.supervisor.children[number].pid
-
-
-@asynccontextmanager
-async def _watched(folder: Path) -> AsyncIterator[Watched]:
-    changed = asyncio.Event()
-    events: list[Event] = []
-    supervisor = Supervisor(lambda name: folder / f"{name}.log", changed.set, events.append)
-    watched = Watched(supervisor, folder, changed, asyncio.Event(), events)
-    try:
-        yield watched
-    finally:
-        watched.hurry.set()
-        await watched.supervisor.drain(watched.hurry)
 
 
 async def test_a_dead_child_is_started_again(tmp_path: Path) -> None:
-    async with _watched(tmp_path) as watched:
-        watched.supervisor.start([_spec("decode-0", WAITS)])
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", WAITS)])
         await watched.until_up("decode-0")
         first = watched.pid()
         assert first is not None
@@ -101,33 +46,62 @@ async def test_a_dead_child_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_refuses_to_start_ends_everything_with_its_line(tmp_path: Path) -> None:
-    async with _watched(tmp_path) as watched:
+    async with watched_supervisor(tmp_path) as watched:
         refuses = "import sys; sys.stderr.write('noise\\nmodel x is missing\\n\\n'); sys.exit(78)"
-        watched.supervisor.start([_spec("prefill-0", WAITS), _spec("decode-0", refuses)])
+        watched.supervisor.start([spec("prefill-0", WAITS), spec("decode-0", refuses)])
         with pytest.raises(StartupError, match=r"^decode-0: model x is missing$"):
             await asyncio.wait_for(watched.supervisor.fail(), DEADLINE_S)
 
 
 async def test_a_child_that_keeps_dying_at_start_is_given_up(tmp_path: Path) -> None:
-    async with _watched(tmp_path) as watched:
-        watched.supervisor.start([_spec("decode-0", "raise SystemExit('broken')")])
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", "raise SystemExit('broken')")])
         with pytest.raises(StartupError, match=r"decode-0 ended with exit code 1 3 times while starting .*: broken"):
             await asyncio.wait_for(watched.supervisor.fail(), DEADLINE_S)
 
 
 async def test_a_settled_child_may_die_more_often(tmp_path: Path) -> None:
-    async with _watched(tmp_path) as watched:
+    async with watched_supervisor(tmp_path) as watched:
         script = "import sys; sys.stdout.write('up\\n'); sys.exit(1)"
-        watched.supervisor.start([_spec("decode-0", script)])
+        watched.supervisor.start([spec("decode-0", script)])
         watched.supervisor.settle()
         await watched.until_up("decode-0", num_lives=4)
 
 
+async def test_a_child_that_leaves_in_order_is_no_death(tmp_path: Path) -> None:
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", WAITS)])
+        watched.supervisor.settle()
+        for num_lives in range(1, 5):
+            await watched.until_up("decode-0", num_lives)
+            pid = watched.pid()
+            assert pid is not None
+            os.kill(pid, signal.SIGTERM)
+            await watched.until_up("decode-0", num_lives + 1)
+            assert watched.events[-1] == Left("decode-0", pid)
+        assert len(watched.events) == 4
+
+
+async def test_a_settled_child_that_refuses_to_start_leaves_the_others_alone(tmp_path: Path) -> None:
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", refuses_on_demand(tmp_path)), spec("decode-1", WAITS)])
+        watched.supervisor.settle()
+        await watched.until_up("decode-0")
+        (tmp_path / "refuse").touch()
+        pid = watched.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        await watched.until(lambda: any(isinstance(event, Died) for event in watched.events))
+        died = next(event for event in watched.events if isinstance(event, Died))
+        assert (died.code, died.delay_s, died.reason) == (EXIT_CONFIG, LONGEST_S, "the model is gone")
+        assert watched.pid(1) is not None
+
+
 async def test_drain_goes_from_gateways_over_workers_to_redis(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    async with _watched(tmp_path) as watched:
+    async with watched_supervisor(tmp_path) as watched:
         for role in (ChildRole.REDIS, ChildRole.PREFILL, ChildRole.DECODE, ChildRole.GATEWAY):
-            watched.supervisor.start([_spec(role, TELLS, role, JOURNAL=str(journal))])
+            watched.supervisor.start([spec(role, TELLS, role, JOURNAL=str(journal))])
             await watched.until_up(role)
         await watched.supervisor.drain(watched.hurry)
         left = journal.read_text().split()
@@ -138,22 +112,34 @@ async def test_drain_goes_from_gateways_over_workers_to_redis(tmp_path: Path) ->
 
 
 async def test_a_child_that_does_not_leave_is_killed_after_its_grace(tmp_path: Path) -> None:
-    async with _watched(tmp_path) as watched:
-        watched.supervisor.start([_spec("decode-0", STUBBORN, grace_s=0.1)])
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", STUBBORN, grace_s=0.1)])
         await watched.until_up("decode-0")
         await asyncio.wait_for(watched.supervisor.drain(watched.hurry), DEADLINE_S)
         assert watched.pid() is None
 
 
 async def test_hurry_does_not_wait_for_the_grace(tmp_path: Path) -> None:
-    async with _watched(tmp_path) as watched:
-        watched.supervisor.start([_spec("decode-0", STUBBORN, grace_s=600.0)])
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", STUBBORN, grace_s=600.0)])
         await watched.until_up("decode-0")
         drain = asyncio.create_task(watched.supervisor.drain(watched.hurry))
         await asyncio.sleep(0)
         assert not drain.done()
         watched.hurry.set()
         await asyncio.wait_for(drain, DEADLINE_S)
+
+
+async def test_a_child_inherits_what_its_spec_says(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    script = f"import os; os.write({writing}, b'here'); os.close({writing}); " + WAITS
+    async with watched_supervisor(tmp_path) as watched:
+        heir = dataclasses.replace(spec("gateway-0", script, ChildRole.GATEWAY), descriptors=(writing,))
+        watched.supervisor.start([heir])
+        await watched.until_up("gateway-0")
+        os.close(writing)
+        assert os.read(reading, 10) == b"here"
+    os.close(reading)
 
 
 async def _ready() -> None:
@@ -177,15 +163,18 @@ async def test_a_cluster_runs_until_it_is_told_to_stop(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     seen: list[ClusterState] = []
 
-    def on_ready() -> None:
+    @asynccontextmanager
+    async def business() -> AsyncIterator[None]:
         state = state_dir.read()
         assert state is not None
         seen.append(state)
         os.kill(os.getpid(), signal.SIGTERM)
+        yield
+        assert events == []  # closed before anything is told to leave
 
-    phases = [Phase([_spec("redis", WAITS, ChildRole.REDIS)], _ready), Phase([_spec("decode-0", WAITS)], _ready)]
+    phases = [Phase([spec("redis", WAITS, ChildRole.REDIS)], _ready), Phase([spec("decode-0", WAITS)], _ready)]
     events: list[Event] = []
-    await asyncio.wait_for(_cluster(state_dir, narrate=events.append).run(phases, on_ready), DEADLINE_S)
+    await asyncio.wait_for(_cluster(state_dir, narrate=events.append).run(phases, business()), DEADLINE_S)
     assert events == [Draining(7.0)]
     assert seen[0].is_ready
     after = state_dir.read()
@@ -208,24 +197,32 @@ def test_the_log_of_the_supervisor_tells_of_deaths(tmp_path: Path) -> None:
 
 
 async def test_a_cluster_that_is_not_ready_in_time_ends(tmp_path: Path) -> None:
-    phases = [Phase([_spec("decode-0", WAITS)], _never)]
+    phases = [Phase([spec("decode-0", WAITS)], _never)]
     with pytest.raises(StartupError, match=r"not ready after 0\.2 s"):
-        await _cluster(StateDir(tmp_path), ready_timeout_s=0.2).run(phases, lambda: None)
+        await _cluster(StateDir(tmp_path), ready_timeout_s=0.2).run(phases, nullcontext())
 
 
 SUPERVISES = """
 import asyncio, sys
+from contextlib import asynccontextmanager
 from pathlib import Path
-from tests.integration.test_supervisor import WAITS, _cluster, _ready, _spec
+from tests.integration.test_supervisor import _cluster, _ready
+from tests.support.supervised import WAITS, spec
 from tandem.cluster.cluster import Phase
 from tandem.cluster.state import StateDir
 
 state_dir = StateDir(Path(sys.argv[1]))
-phases = [Phase([_spec("decode-0", WAITS), _spec("decode-1", WAITS)], _ready)]
+phases = [Phase([spec("decode-0", WAITS), spec("decode-1", WAITS)], _ready)]
+
+
+@asynccontextmanager
+async def business():
+    print("ready", flush=True)
+    yield
 
 
 async def main():
-    await _cluster(state_dir).run(phases, lambda: print("ready", flush=True))
+    await _cluster(state_dir).run(phases, business())
 
 
 asyncio.run(main())
