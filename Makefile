@@ -20,7 +20,7 @@ PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	$$(find proto -name '*.proto')
 
 .PHONY: help setup setup-dev up down status chat bench test planted-bugs check format-check lint-check type-check \
-	import-check proto-check lock-check fmt proto lock clean distclean
+	import-check proto-check lock-check fmt proto lock model-check model-check-full clean distclean
 
 help: ## list these targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -123,6 +123,12 @@ proto-check: setup-dev
 
 lock: setup-dev ## write the lock files from pyproject.toml and what is installed
 	$(BIN)/python deploy/locks.py
+
+model-check: .venv/.created ## Spin over the models of the protocol, the quick configurations (about 2 minutes)
+	@$(BIN)/python docs/protocol/check.py --quick
+
+model-check-full: .venv/.created ## all configurations of the models; for nights
+	@$(BIN)/python docs/protocol/check.py
 
 clean: ## remove caches and build outputs
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
