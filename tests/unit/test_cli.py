@@ -45,6 +45,8 @@ async def _against(gateway: FakeGateway, *argv: str) -> int:
         (("up", "--host", "no.such.host.invalid"), "host"),
         (("up", "--nonsense"), "unrecognized arguments: --nonsense"),
         (("status",), "no cluster runs in"),
+        (("restart",), "no cluster runs in"),
+        (("restart", "decode-0", "--timeout-s", "soon"), "--timeout-s='soon': must be a number"),
         (("bench", "fly"), "no benchmark 'fly'"),
         (("bench", "serve", "--url", "ftp://x"), "must start with http://"),
         (("chat", "--url", "http://127.0.0.1:1"), "no gateway answers at http://127.0.0.1:1"),
@@ -79,6 +81,27 @@ def test_a_taken_port_is_one_line(
         port = other.getsockname()[1]
         assert cli.run(["up", "--port", str(port)]) == EXIT_CONFIG
     assert f"port {port} on 127.0.0.1 is taken" in capsys.readouterr().err
+
+
+def test_a_taken_rpc_port_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert cli.run(["up", "--port", "0", "--rpc-port", str(port)]) == EXIT_CONFIG
+    assert f"port {port} on 127.0.0.1 is taken (choose another one with --rpc-port)" in capsys.readouterr().err
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {command} " in shown for command in cli.COMMANDS)
+    with pytest.raises(SystemExit):
+        cli.run(["restart", "--help"])
+    assert "usage: tandem restart [NAME ...] [FLAGS]" in capsys.readouterr().out
 
 
 def test_a_second_cluster_in_one_state_dir_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
