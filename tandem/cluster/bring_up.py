@@ -18,7 +18,7 @@ from tandem.cluster.control import ControlDesk, control_socket_in
 from tandem.cluster.events import Narrator, Ready, logged
 from tandem.cluster.identity import ref_of
 from tandem.cluster.listeners import Listeners, listening
-from tandem.cluster.ports import is_loopback
+from tandem.cluster.ports import free_port, is_loopback
 from tandem.cluster.preflight import ModelFiles
 from tandem.cluster.readiness import Readiness, wait_for_workers
 from tandem.cluster.redis_binary import RedisBinary, require_redis
@@ -121,6 +121,7 @@ def _site(settings: UpSettings, redis_url: str, place: Place) -> topology.Site:
         secret_file=place.state_dir.secret_file,
         run_dir=place.run_dir,
         port=place.listeners.port,
+        rpc_port=settings.rpc_port or free_port(settings.host),
         listen_fds=place.listeners.descriptors,
         cores=cores,
         num_usable_cores=num_usable_cores(len(cores), cpu_quota()),
@@ -137,6 +138,7 @@ def _first_state(settings: UpSettings, checked: Checked, site: topology.Site) ->
         redis_url=site.redis_url,
         host=settings.host,
         port=site.port,
+        rpc_port=site.rpc_port,
         run_dir=str(site.run_dir),
     )
 

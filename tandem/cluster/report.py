@@ -29,7 +29,8 @@ class KVBlocks(msgspec.Struct, frozen=True):
 class ProcessReport(msgspec.Struct, frozen=True):
     """One process; what only workers have is None for the others.
 
-    `restarts` is None unless our supervisor keeps the process. `metrics` is where it serves /metrics (host:port).
+    `restarts` is None unless our supervisor keeps the process. `metrics` is where it serves /metrics (host:port), `rpc`
+    where gRPC for clients.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     steps: int | None = None
     restarts: int | None = None
     metrics: str | None = None
+    rpc: str | None = None
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -100,8 +102,17 @@ def _supervised(
     is_ready = is_gateway_ready if is_gateway else is_redis_there
     address = f"{state.host}:{state.port}" if is_gateway else ""
     health = DEAD if pid is None else READY if is_ready else NOT_READY
-    metrics = address if is_gateway else None
-    return ProcessReport(entry.name, entry.role, pid, None, address, health, restarts=entry.restarts, metrics=metrics)
+    return ProcessReport(
+        entry.name,
+        entry.role,
+        pid,
+        None,
+        address,
+        health,
+        restarts=entry.restarts,
+        metrics=address if is_gateway else None,
+        rpc=f"{state.host}:{state.rpc_port}" if is_gateway else None,
+    )
 
 
 def _worker(row: WorkerState, restarts: int | None = None) -> ProcessReport:

@@ -52,6 +52,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     run_dir: str
     is_ready: bool = False
     processes: tuple[ProcessEntry, ...] = ()
+    rpc_port: int = 0
 
     @property
     def url(self) -> str:

@@ -33,6 +33,7 @@ class Site:
     secret_file: Path
     run_dir: Path
     port: int
+    rpc_port: int
     listen_fds: tuple[int, ...]
     cores: tuple[int, ...]
     num_usable_cores: int
@@ -91,6 +92,7 @@ def _gateway_spec(settings: UpSettings, site: Site, number: int) -> ChildSpec:
         "TANDEM_PORT": str(site.port),
         "TANDEM_LISTEN_FDS": ",".join(map(str, site.listen_fds)),
         # The port of the gRPC service has no socket of ours: gateways share it, also a leaving one and the next.
+        "TANDEM_RPC_PORT": str(site.rpc_port),
         "TANDEM_REUSE_PORT": "true",
         "TANDEM_SOCKET_DIR": str(site.run_dir),
         "TANDEM_DRAIN_DELAY_S": "",  # clients go on connecting to the socket that is ours

@@ -47,8 +47,8 @@ class StatusSettings:
     """Show every process of a cluster and the lengths of its queues.
 
     --json prints {"processes": [{"name", "role", "pid", "epoch", "address", "health", "kv": {"blocks_total",
-    "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps", "restarts", "metrics"}], "queues":
-    {"waiting_jobs", "prefill_tasks"}}; what only workers have is null for the others.
+    "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps", "restarts", "metrics", "rpc"}],
+    "queues": {"waiting_jobs", "prefill_tasks"}}; what only workers have is null for the others.
     """
 
     state_dir: Path = setting(DEFAULT_STATE_DIR, "folder that was given to `tandem up`", path)

@@ -15,7 +15,7 @@ from tandem.cluster.state import ClusterState, ProcessEntry
 
 def _state(supervisor: ProcessRef | None, *processes: ProcessEntry) -> ClusterState:
     assert supervisor is not None
-    return ClusterState(supervisor, "m", "redis://x", "127.0.0.1", 8000, "run", True, processes)
+    return ClusterState(supervisor, "m", "redis://x", "127.0.0.1", 8000, "run", True, processes, 8001)
 
 
 def _worker(name: str, pid: int, health: WorkerHealth) -> WorkerState:
@@ -54,18 +54,18 @@ def test_status_joins_supervisor_and_registry() -> None:
     assert (report.queues.waiting_jobs, report.queues.prefill_tasks) == (2, 1)
 
 
-def test_status_tells_restarts_and_where_metrics_are() -> None:
+def test_status_tells_restarts_and_where_metrics_and_rpc_are() -> None:
     me = ref_of(os.getpid())
     assert me is not None
     ours = _worker("decode-0", me.pid, WorkerHealth.READY)
     ours = msgspec.structs.replace(ours, record=msgspec.structs.replace(ours.record, metrics_address="127.0.0.1:77"))
     state = _state(me, ProcessEntry("decode-0", "decode", me, 3), ProcessEntry("gateway-0", "gateway", me))
     report = report_of(state, Overview((ours, _worker("far-1", 1, WorkerHealth.READY)), 0, 0), is_gateway_ready=True)
-    assert [(row.name, row.restarts, row.metrics) for row in report.processes] == [
-        ("supervisor", None, None),
-        ("decode-0", 3, "127.0.0.1:77"),
-        ("gateway-0", 0, "127.0.0.1:8000"),
-        ("far-1", None, None),
+    assert [(row.name, row.restarts, row.metrics, row.rpc) for row in report.processes] == [
+        ("supervisor", None, None, None),
+        ("decode-0", 3, "127.0.0.1:77", None),
+        ("gateway-0", 0, "127.0.0.1:8000", "127.0.0.1:8001"),
+        ("far-1", None, None, None),
     ]
 
 
