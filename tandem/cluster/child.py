@@ -65,6 +65,8 @@ class Child:
         self.spec = spec
         self.refusal = ""
         """Why its last life refused to start; empty if it did not."""
+        self.exit_code: int | None = None
+        """How its last life ended (< 0: by that signal), None if none has."""
         self._log_file = log_file
         self._on_change = on_change
         self._narrate = narrate
@@ -119,7 +121,7 @@ class Child:
         self.num_lives += 1
         self._on_change()
         try:
-            code = await process.wait()
+            code = self.exit_code = await process.wait()
         except asyncio.CancelledError:
             self._kill()
             raise

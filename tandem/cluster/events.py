@@ -41,9 +41,7 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
     @property
     def line(self) -> str:
         """What happened, for people."""
-        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
-        if self.reason:
-            how = f"{how}: {self.reason}"
+        how = f"{_ending(self.code)}: {self.reason}" if self.reason else _ending(self.code)
         return f"{self.name} (pid {self.pid}) died ({how}), starting it again in {self.delay_s:g} s"
 
 
@@ -60,18 +58,23 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 
 
 class Restarted(msgspec.Struct, frozen=True, tag="restarted"):
-    """`tandem restart` has replaced a process; the new one is ready `duration_s` after the old one was still."""
+    """`tandem restart` has replaced a process, which took `duration_s`.
+
+    `old_code` is how the old one ended: not 0 if it failed or did not leave in time (None: it had not been there).
+    """
 
     name: str
     old_pid: int | None
     new_pid: int | None
     duration_s: float
+    old_code: int | None = None
 
     @property
     def line(self) -> str:
         """What happened, for people."""
         old = "" if self.old_pid is None else f"{self.old_pid} -> "
-        return f"{self.name} restarted in {self.duration_s:.1f} s (pid {old}{self.new_pid})"
+        done = f"{self.name} restarted in {self.duration_s:.1f} s (pid {old}{self.new_pid})"
+        return f"{done}; the old process ended by {_ending(self.old_code)}" if self.old_code else done
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
@@ -90,6 +93,10 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     line: str
     exit_code: int
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 Event = Loading | Ready | Died | Left | Restarted | Draining | Failed

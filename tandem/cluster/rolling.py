@@ -35,7 +35,7 @@ class RollingRestart:
         successor = await self._supervisor.replace(child, self._until_ready, timeout_s)
         if child.spec.role in WORKER_ROLES:
             await asyncio.sleep(NOTICED_S)
-        return Restarted(child.spec.name, old_pid, successor.pid, loop.time() - began_s)
+        return Restarted(child.spec.name, old_pid, successor.pid, loop.time() - began_s, child.exit_code)
 
 
 def _names_of(child: Child) -> set[str]:

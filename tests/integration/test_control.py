@@ -78,6 +78,7 @@ async def test_without_names_all_but_redis_are_restarted_in_turn(cluster: Open) 
     after = [child.pid for child in cluster.watched.supervisor.children]
     assert after[0] == before[0]
     assert not set(after[1:]) & set(before)
+    assert [reply.old_code for reply in replies if isinstance(reply, Restarted)] == [0, 0]
     assert [reply.old_pid for reply in replies if isinstance(reply, Restarted)] == before[1:]
     assert cluster.told == replies[:-1]  # the supervisor's own log has it, too
 

@@ -17,7 +17,7 @@ from common.lifecycle.exit_codes import EXIT_CONFIG
 from tandem.cluster.backoff import LONGEST_S
 from tandem.cluster.child import ChildRole
 from tandem.cluster.cluster import Cluster, Limits, Phase
-from tandem.cluster.events import Died, Draining, Event, Left, Narrator, logged
+from tandem.cluster.events import Died, Draining, Event, Left, Narrator, Restarted, logged
 from tandem.cluster.identity import ProcessRef, is_running, ref_of, send_signal, wait_for_end
 from tandem.cluster.state import ClusterState, StateDir
 from tests.support.supervised import (
@@ -186,12 +186,25 @@ def test_the_log_of_the_supervisor_tells_of_deaths(tmp_path: Path) -> None:
     log_file = tmp_path / "supervisor.log"
     events: list[Event] = []
     narrate = logged(events.append, log_file)
-    for event in (Died("decode-0", 5685, -9, 1.0), Died("redis", 7, 3, 0.1), Draining(30.0)):
+    told = (
+        Died("decode-0", 5685, -9, 1.0),
+        Died("redis", 7, 3, 0.1),
+        Died("decode-1", 8, 78, 10.0, "the model is gone"),
+        Left("decode-0", 9),
+        Restarted("decode-0", 9, 10, 2.04, 0),
+        Restarted("decode-0", 10, 11, 2.0, -9),
+        Draining(30.0),
+    )
+    for event in told:
         narrate(event)
-    assert len(events) == 3
+    assert events == list(told)
     assert [line.partition(" ")[2] for line in log_file.read_text().splitlines()] == [
         "decode-0 (pid 5685) died (signal 9), starting it again in 1 s",
         "redis (pid 7) died (exit code 3), starting it again in 0.1 s",
+        "decode-1 (pid 8) died (exit code 78: the model is gone), starting it again in 10 s",
+        "decode-0 (pid 9) has left, starting it again",
+        "decode-0 restarted in 2.0 s (pid 9 -> 10)",
+        "decode-0 restarted in 2.0 s (pid 10 -> 11); the old process ended by signal 9",
         "finishing what runs (at most 30 s)",
     ]
 
