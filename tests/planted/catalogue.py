@@ -1,6 +1,6 @@
 """All planted bugs."""
 
-from tests.planted import broker, cache, gateway, handover, scheduling, transfer
+from tests.planted import broker, cache, duress, gateway, handover, scheduling, transfer
 
 PLANTS = (
     *handover.PLANTS,
@@ -8,5 +8,6 @@ PLANTS = (
     *transfer.PLANTS,
     *scheduling.PLANTS,
     *gateway.PLANTS,
+    *duress.PLANTS,
     *broker.PLANTS,
 )

@@ -5,6 +5,8 @@ from tests.planted.plant import Plant
 STREAMS = "tests/unit/test_streams.py"
 MACHINE = "tests/property/test_streams.py"
 DISPATCH = "tests/integration/test_dispatch.py"
+FEEDS = "tests/integration/test_feeds.py"
+FAILOVER = "tests/integration/test_failover.py"
 DETOKENIZER = "tests/property/test_detokenizer.py"
 
 PLANTS = (
@@ -14,7 +16,7 @@ PLANTS = (
         file="gateway/streams.py",
         text="        if event.placement != self.placement or self.is_over or",
         replacement="        if self.is_over or",
-        tests=(f"{STREAMS}::test_old_placements_and_other_workers_are_outdated", MACHINE),
+        tests=(MACHINE,),
     ),
     Plant(
         name="source-ignored",
@@ -134,7 +136,7 @@ PLANTS = (
         file="gateway/dispatch.py",
         text="        if event.tokens.is_early:\n            return\n",
         replacement="        return\n",
-        tests=(f"{DISPATCH}::test_a_late_acceptance_of_an_old_placement_is_cancelled",),
+        tests=(f"{FEEDS}::TestStaleAnswers::test_every_outdated_event_is_counted_and_answered_once",),
     ),
     Plant(
         name="cancel-forgotten",

@@ -11,6 +11,7 @@ gap-shown, lost-by-anybody, repetition-unchecked, second-acceptor, second-ending
 import asyncio
 from dataclasses import dataclass, field
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -31,6 +32,9 @@ flavours = st.integers(0, 1)
 """Which side of a near-tie a computation falls on."""
 ages = st.sampled_from([0, 0, 0, 1, 2])
 """Placements back from the current one."""
+whos = st.sampled_from([0, 0, 0, 1, 2, 3])
+"""Authors back from the newest one."""
+rarely = st.sampled_from([False, False, False, False, True])
 
 
 class Vocabulary:
@@ -79,17 +83,15 @@ class StreamMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        sampling = SamplingParams(seed=1, max_tokens=10_000)
-        self.stream = Stream(GenerateRequest(RequestId("r"), ModelName("m"), [1], sampling), max_failures=10_000)
-        self.vocabulary = Vocabulary()
-        self.placements: list[Placement] = []
-        self.shown: list[int] = []
-        self.read: list[int] = []
-        self.is_ended = False
-        self._begin(SOURCES[0])
+        self._open()
+
+    @precondition(lambda self: self.stream.is_over or self.is_ended)
+    @rule()
+    def next_request(self) -> None:
+        self._open()
 
     @rule(placed_at=st.none() | sources)
-    @precondition(lambda self: not (self.stream.is_over or self.is_ended))
+    @precondition(lambda self: not self.is_ended and self.placements[-1].ends_by is PlacementLost)
     def place_again(self, placed_at: Source | None) -> None:
         self._begin(placed_at)
 
@@ -102,14 +104,14 @@ class StreamMachine(RuleBasedStateMachine):
         taken = self.stream.take(source, self._event(placement, accepted=pb.Accepted()))
         assert taken == self._is_heard(placement, source)
 
-    @rule(age=ages, source=sources, offset=st.integers(0, 4), count=st.integers(1, 3))
-    def frame(self, age: int, source: Source, offset: int, count: int) -> None:
+    @rule(who=whos, offset=st.sampled_from([-2, -1, 0, 0, 0, 1]), count=st.integers(1, 3))
+    def frame(self, who: int, offset: int, count: int) -> None:
         """Send tokens that were sent already, the next ones, or ones further on."""
-        placement = self._placement(age)
-        author = placement.authors.get(source)
-        if author is None:
+        found = self._author(who)
+        if found is None:
             return
-        first = len(placement.shown) + offset
+        placement, source, author = found
+        first = max(len(placement.shown), len(self.shown) + offset)
         while not author.is_done and len(author.tokens) < first + count:
             author.tokens.append(self.vocabulary.token(author.flavour, author.tokens))
         ids = author.tokens[first : first + count]
@@ -133,13 +135,13 @@ class StreamMachine(RuleBasedStateMachine):
             history[-1] = self.vocabulary.token(other, history[:-1])
         self._send_early(self._placement(0), history, self.vocabulary.token(flavour, history))
 
-    @rule(age=ages, source=sources, num_unsent=st.integers(0, 1))
-    def finish(self, age: int, source: Source, num_unsent: int) -> None:
+    @rule(who=whos, num_unsent=st.integers(0, 1))
+    def finish(self, who: int, num_unsent: int) -> None:
         """End the answer where the author is; its last frames may have been lost."""
-        placement = self._placement(age)
-        author = placement.authors.get(source)
-        if author is None or author.is_done:
+        found = self._author(who)
+        if found is None or found[2].is_done:
             return
+        placement, source, author = found
         for _ in range(num_unsent):
             author.tokens.append(self.vocabulary.token(author.flavour, author.tokens))
         author.is_done = True
@@ -147,10 +149,15 @@ class StreamMachine(RuleBasedStateMachine):
         is_whole = len(author.tokens) == len(self.shown)
         self._hear(source, placement, EndOfStream if is_whole else PlacementLost, finished=finished)
 
-    @rule(age=ages, source=sources, is_retryable=st.booleans())
-    def fail(self, age: int, source: Source, is_retryable: bool) -> None:
+    @rule(who=whos, is_retryable=st.booleans())
+    def fail(self, who: int, is_retryable: bool) -> None:
+        found = self._author(who)
+        if found is None:
+            return
+        placement, source, author = found
+        author.is_done = True
         failed = pb.Failed(message="it is", code="bad", is_retryable=is_retryable)
-        self._hear(source, self._placement(age), PlacementLost if is_retryable else PlacementFailed, failed=failed)
+        self._hear(source, placement, PlacementLost if is_retryable else PlacementFailed, failed=failed)
 
     @rule(source=st.sampled_from([*SOURCES, PREFILL]))
     def lose(self, source: Source) -> None:
@@ -159,14 +166,18 @@ class StreamMachine(RuleBasedStateMachine):
             placement.end(PlacementLost)
         self.stream.lose(source, PlacementLost(LossReason.LOST, "gone"))
 
-    @rule()
-    def give_up(self) -> None:
+    @rule(is_due=rarely)
+    def give_up(self, is_due: bool) -> None:
+        if not is_due:
+            return
         self._placement(0).end(PlacementLost)
         self.stream.give_up("nobody wants it")
 
-    @rule()
-    def end_request(self) -> None:
+    @rule(is_due=rarely)
+    def end_request(self, is_due: bool) -> None:
         """Its time is over, or its failure budget is spent."""
+        if not is_due:
+            return
         self.is_ended |= self._placement(0).ends_by is not EndOfStream
         self.stream.end(WorkerLost("the request has failed too often"))
 
@@ -201,6 +212,16 @@ class StreamMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.loop.close()
 
+    def _open(self) -> None:
+        sampling = SamplingParams(seed=1, max_tokens=10_000)
+        self.stream = Stream(GenerateRequest(RequestId("r"), ModelName("m"), [1], sampling), max_failures=10_000)
+        self.vocabulary = Vocabulary()
+        self.placements: list[Placement] = []
+        self.shown: list[int] = []
+        self.read: list[int] = []
+        self.is_ended = False
+        self._begin(SOURCES[0])
+
     def _begin(self, target: Source | None) -> None:
         self.stream.begin_placement()
         self.stream.target = target
@@ -209,6 +230,12 @@ class StreamMachine(RuleBasedStateMachine):
 
     def _placement(self, age: int) -> Placement:
         return self.placements[max(0, len(self.placements) - 1 - age)]
+
+    def _author(self, who: int) -> tuple[Placement, Source, Author] | None:
+        authors = [
+            (placement, source, author) for placement in self.placements for source, author in placement.authors.items()
+        ]
+        return authors[-1 - who] if who < len(authors) else None
 
     def _is_current(self, placement: Placement) -> bool:
         return placement is self.placements[-1] and not self.stream.is_over and not self.is_ended
@@ -275,3 +302,4 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 TestStream = StreamMachine.TestCase
+TestStream.settings = settings(max_examples=4 * settings().max_examples)  # they are short
