@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from common.broker.protocols import Delivery, TaskQueue
 from common.errors import BrokerUnavailable, MalformedRecord, PeerError
-from common.lifecycle.awake_clock import AwakeClock
 from common.messages.codec import unpack_ids
 from common.messages.ids import EntryId, Epoch, Fingerprint, WorkerId
 from common.messages.registry import WorkerRecord
@@ -65,7 +64,7 @@ class Intake:
         submit: Callable[[Command], None],
         follow: Callable[[Holding], None],
         has_room: Callable[[], bool],
-        clock: AwakeClock,
+        clock: Callable[[], float],
     ) -> None:
         self._worker = worker
         self._epoch = epoch
@@ -108,7 +107,7 @@ class Intake:
     async def watch_authors(self) -> None:
         """Remove tasks of ours whose author has died since we claimed them, until cancelled."""
         while True:
-            await self._clock.sleep(AUTHOR_CHECK_S)
+            await asyncio.sleep(AUTHOR_CHECK_S)
             try:
                 await self.check_authors()
             except BrokerUnavailable as error:
@@ -116,7 +115,7 @@ class Intake:
 
     async def check_authors(self) -> None:
         """Delete the tasks of our recent claims whose author's epoch is gone; forget the older ones."""
-        now = self._clock.now()
+        now = self._clock()
         self._claims = {entry: claim for entry, claim in self._claims.items() if now - claim[0] < ORPHAN_IDLE_S}
         for entry, (_, delivery) in list(self._claims.items()):
             if await self._is_orphaned(delivery):
@@ -126,7 +125,7 @@ class Intake:
     async def sweep(self) -> None:
         """Remove orphans of everybody until cancelled: their claimers may have died too."""
         while True:
-            await self._clock.sleep(ORPHAN_IDLE_S / 3)
+            await asyncio.sleep(ORPHAN_IDLE_S / 3)
             try:
                 for delivery in await self._tasks.abandoned(self._worker, self._epoch, ORPHAN_IDLE_S):
                     if await self._is_orphaned(delivery):
@@ -178,7 +177,7 @@ class Intake:
         finally:
             self._is_claiming = False
         if delivery is not None:
-            self._claims[delivery.entry] = (self._clock.now(), delivery)
+            self._claims[delivery.entry] = (self._clock(), delivery)
         return delivery
 
     async def _ask(self, delivery: Delivery) -> None:

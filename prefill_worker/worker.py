@@ -54,7 +54,7 @@ class PrefillWorker:
             edge.submit,
             self._announcer.follow,
             self._has_room,
-            edge.clock,
+            edge.clock.now,
         )
 
     async def run(self, signals: StopSignals) -> int:
@@ -100,7 +100,7 @@ class PrefillWorker:
 
     async def _reap(self) -> None:
         while True:
-            await self._edge.clock.sleep(REAP_S)
+            await asyncio.sleep(REAP_S)
             for holding in self._holdings.reap():
                 logger.warning(
                     "lease over: %s let go", holding.author.worker, extra={"request_id": holding.task.request}

@@ -12,9 +12,6 @@ from collections.abc import Callable
 
 from common.lifecycle.tick_gap import TickGap
 
-MIN_SLEEP_S = 0.01
-"""While the clock stands still nobody looks at it more often than this."""
-
 
 class AwakeClock:
     """Seconds since it was made, pauses left out. Owned by one event loop, on which `run` must run.
@@ -53,15 +50,6 @@ class AwakeClock:
             moved_s = self._clock() - max(self._ticked_at, self._moves_from)
             self._latest_s = max(self._latest_s, self._at_tick_s + moved_s)
         return self._latest_s
-
-    async def sleep(self, duration_s: float) -> None:
-        """Sleep so long by this clock."""
-        until_s = self.now() + duration_s
-        while True:
-            left_s = until_s - self.now()
-            if left_s <= 0:
-                return
-            await asyncio.sleep(max(left_s, MIN_SLEEP_S))
 
     async def run(self) -> None:
         """Tick until cancelled."""

@@ -168,7 +168,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
                 self._note_crash(error)
 
         engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
-        watch = watch_engine(lambda: engine.progress, self.settings.stall_s, self.clock, take_verdict)
+        watch = watch_engine(lambda: engine.progress, self.settings.stall_s, self.clock.now, take_verdict)
         self.spawn(watch, "stall watch")
         self._standing.phase = WorkerHealth.READY
         self.touch()

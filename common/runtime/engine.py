@@ -95,6 +95,9 @@ class Runner(Protocol):
         """Return the sampled tokens."""
 
 
+ENGINE_THREAD = "engine"
+"""Name of the thread."""
+
 _NOTHING = StepResult(tokens={})
 
 
@@ -138,7 +141,7 @@ class EngineThread(Generic[CommandT, EventT]):
                 logger.exception("the engine thread failed")
                 _call_soon(loop, on_crash, error)
 
-        self._thread = threading.Thread(target=work, name="engine", daemon=True)
+        self._thread = threading.Thread(target=work, name=ENGINE_THREAD, daemon=True)
         self._thread.start()
 
     def submit(self, command: CommandT) -> None:

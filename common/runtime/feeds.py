@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
-from common.lifecycle.awake_clock import MIN_SLEEP_S
 from common.messages.ids import GatewayId
 from proto import worker_pb2 as pb
 
@@ -24,6 +23,10 @@ MAX_PENDING_EVENTS = 65_536
 
 GRACE_S = 5.0
 """How long a gateway may be disconnected before its requests are released."""
+
+
+GRACE_LOOK_S = 0.01
+"""While the clock stands still nobody looks at it more often than this."""
 
 
 class _Feed:
@@ -112,7 +115,7 @@ class FeedHub:
             self._lose(gateway, feed)
             return
         loop = asyncio.get_running_loop()
-        feed.reaper = loop.call_later(max(left_s, MIN_SLEEP_S), self._lose_after, due_s, gateway, feed)
+        feed.reaper = loop.call_later(max(left_s, GRACE_LOOK_S), self._lose_after, due_s, gateway, feed)
 
     def _lose(self, gateway: GatewayId, feed: _Feed) -> None:
         if self._feeds.get(gateway) is feed:

@@ -2,10 +2,13 @@
 
 import asyncio
 import importlib
+import logging
 import os
 import sys
+import threading
 
 from common.lifecycle.cores import pin_to, usable_cores
+from common.runtime.engine import ENGINE_THREAD
 from common.settings.parse import parse
 from common.settings.worker import WorkerSettings
 from common.telemetry.logs import setup_logging
@@ -28,4 +31,15 @@ def start_worker(package: str) -> int:
     torch.set_num_threads(num_threads)
     worker = importlib.import_module(f"{package}.worker")
     code: int = asyncio.run(worker.run(settings))
+    return leave(code)
+
+
+def leave(code: int) -> int:
+    """Return the exit code, unless an engine is stuck in a step: then end the process at once.
+
+    An ordinary exit waits for what the stuck call holds, for instance a device that does not answer.
+    """
+    if any(thread.name == ENGINE_THREAD for thread in threading.enumerate()):
+        logging.shutdown()
+        os._exit(code)
     return code

@@ -4,10 +4,10 @@ An engine that is busy and completes nothing for `stall_s` is stalled: its work 
 does not come. If it stays so for `HOPELESS_FACTOR` times as long, nothing but a fresh process will help.
 """
 
+import asyncio
 import enum
 from collections.abc import Callable
 
-from common.lifecycle.awake_clock import AwakeClock
 from common.runtime.engine import Progress
 
 HOPELESS_FACTOR = 6
@@ -44,13 +44,13 @@ class StallWatch:
 
 
 async def watch_engine(
-    progress: Callable[[], Progress], stall_s: float, clock: AwakeClock, on_verdict: Callable[[Verdict], None]
+    progress: Callable[[], Progress], stall_s: float, clock: Callable[[], float], on_verdict: Callable[[Verdict], None]
 ) -> None:
-    """Judge an engine until cancelled; `on_verdict` hears of every change."""
+    """Judge an engine until cancelled; `on_verdict` hears of every change. `clock` stands still while we are paused."""
     watch, last = StallWatch(stall_s), Verdict.MOVING
     while True:
-        verdict = watch.judge(progress(), clock.now())
+        verdict = watch.judge(progress(), clock())
         if verdict is not last:
             last = verdict
             on_verdict(verdict)
-        await clock.sleep(min(MAX_LOOK_S, stall_s / LOOKS_PER_STALL))
+        await asyncio.sleep(min(MAX_LOOK_S, stall_s / LOOKS_PER_STALL))

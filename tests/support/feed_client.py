@@ -70,6 +70,8 @@ class FeedClient:
         self._connected: set[str] = set()
         self.events: dict[tuple[str, int], list[pb.FeedEvent]] = defaultdict(list)
         """What came for (request, placement), early copies included."""
+        self.stalled: set[str] = set()
+        """Workers whose last frame said that their engine is stalled."""
 
     async def follow(self, record: WorkerRecord) -> None:
         """Connect the feed of a worker."""
@@ -127,6 +129,7 @@ class FeedClient:
         try:
             async for frame in call:
                 self._connected.add(record.worker)
+                (self.stalled.add if frame.is_stalled else self.stalled.discard)(record.worker)
                 for event in frame.events:
                     self.events[event.request, event.placement].append(event)
         except grpc.aio.AioRpcError:

@@ -97,10 +97,14 @@ class ScriptedAuthor(DecodeServicer):
 
     async def renew(self, prefill: WorkerRecord, *requests: str) -> list[str]:
         """Renew first tries; return those that are not held."""
+        return [unknown.request for unknown in (await self.renewal(prefill, *requests)).unknown]
+
+    async def renewal(self, prefill: WorkerRecord, *requests: str) -> pb.RenewReply:
+        """Renew first tries; return the whole answer."""
         message = pb.RenewRequest(
             worker=self.record.worker, epoch=self.record.epoch, bindings=[_binding(request) for request in requests]
         )
-        return [unknown.request for unknown in (await self._stub(prefill).Renew(message, timeout=5)).unknown]
+        return await self._stub(prefill).Renew(message, timeout=5)
 
     async def release(self, prefill: WorkerRecord, *requests: str) -> None:
         """End first tries."""

@@ -1,6 +1,5 @@
 """The clock of expiries: runs with its process, stands still while that is paused and until it has read its sockets."""
 
-import asyncio
 import time
 
 import pytest
@@ -93,14 +92,13 @@ def test_it_never_goes_back(process: Process) -> None:
         latest = process.clock.now()
 
 
-async def test_sleeping_by_it_outlasts_a_pause() -> None:
+async def test_it_ticks_by_itself() -> None:
     clock = AwakeClock(tick_s=0.02, tolerance_s=0.05, settle_s=0.1)
     async with running(clock.run()):
-        sleeping = asyncio.create_task(clock.sleep(0.1))
-        await asyncio.sleep(0)
+        await until(lambda: clock.now() > 0.1, "it runs")
+        before = clock.now()
         time.sleep(0.5)  # noqa: ASYNC251 - the loop is paused
         paused_until = time.monotonic()
-        await asyncio.sleep(0)
-        assert not sleeping.done()
-        await until(sleeping.done, "it wakes up")
+        assert clock.now() == before
+        await until(lambda: clock.now() > before, "it runs again")
         assert time.monotonic() - paused_until >= 0.1

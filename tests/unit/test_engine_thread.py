@@ -1,6 +1,8 @@
 """The engine thread: commands between steps and in order, every event reported, one clean way down and one loud one."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -262,3 +264,23 @@ def test_a_loop_that_is_closed_is_not_called() -> None:
     engine.valve.open()
     engine.thread.stop()
     assert engine.crashes == []
+
+
+STUCK_PROCESS = """
+import atexit, sys, threading, time
+from common.runtime.engine import ENGINE_THREAD
+from common.runtime.process import leave
+
+if sys.argv[1] == "stuck":
+    stuck = threading.Thread(target=time.sleep, args=(3600,), name=ENGINE_THREAD, daemon=True)
+    stuck.start()
+    atexit.register(stuck.join)  # as a library that waits for its device
+raise SystemExit(leave(int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("engine", ["stuck", "none"])
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_step_that_never_returns_does_not_keep_the_process(engine: str, code: int) -> None:
+    command = [sys.executable, "-c", STUCK_PROCESS, engine, str(code)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == code

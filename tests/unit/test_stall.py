@@ -2,7 +2,6 @@
 
 import asyncio
 
-from common.lifecycle.awake_clock import AwakeClock
 from common.runtime.engine import Progress
 from common.runtime.stall import HOPELESS_FACTOR, StallWatch, Verdict, watch_engine
 from tests.support.background import running
@@ -58,9 +57,8 @@ def test_an_idle_engine_is_never_stalled_and_begins_anew() -> None:
 
 async def test_every_change_is_told_once() -> None:
     now_s = 0.0
-    clock = AwakeClock(tick_s=100.0, clock=lambda: now_s)
     progress, told = busy(1), list[Verdict]()
-    async with running(watch_engine(lambda: progress, 0.01, clock, told.append)):
+    async with running(watch_engine(lambda: progress, 0.01, lambda: now_s, told.append)):
         await asyncio.sleep(0)
         now_s = 0.02
         await until(lambda: told == [Verdict.STALLED], "the stall is told")

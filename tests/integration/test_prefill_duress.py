@@ -1,0 +1,349 @@
+"""A prefill worker under duress: a wedged engine, a pause, authors that do not answer, cancels in bulk, and a drain."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+import pytest
+
+import prefill_worker.intake
+from common.messages.registry import WorkerHealth, WorkerState
+from prefill_worker.worker import MAX_RUNNING, PrefillWorker
+from proto import worker_pb2 as pb
+from tests.support.broker_records import FINGERPRINT
+from tests.support.polling import turns, until
+from tests.support.scripted_author import ScriptedAuthor
+from tests.support.tagged_pages import answer
+from tests.support.worker_fabric import CHUNK_SIZE, SECRET, Fabric, Node, running_fabric
+
+PROMPT = list(range(600, 630))
+LONG_S = 60.0
+"""A timeout that no test may wait for."""
+
+
+@pytest.fixture
+async def fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabric]:
+    async with running_fabric(monkeypatch) as fabric:
+        yield fabric
+
+
+@pytest.fixture
+async def author(fabric: Fabric) -> AsyncIterator[ScriptedAuthor]:
+    author = ScriptedAuthor(fabric.broker, SECRET)
+    await author.start()
+    yield author
+    await author.stop()
+
+
+@pytest.fixture
+async def frozen(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedAuthor]:
+    """An author that does not answer."""
+    monkeypatch.setattr(prefill_worker.intake, "BIND_TIMEOUT_S", LONG_S)
+    frozen = ScriptedAuthor(fabric.broker, SECRET, "decode-y")
+    await frozen.start()
+    frozen.is_answering.clear()
+    yield frozen
+    await frozen.stop()
+
+
+async def committed(author: ScriptedAuthor, request: str = "r") -> pb.CommitRequest:
+    await until(lambda: [c for c in author.commits if c.binding.request == request], f"{request} is committed", 10)
+    return next(commit for commit in author.commits if commit.binding.request == request)
+
+
+async def state_of(fabric: Fabric, node: Node[PrefillWorker]) -> WorkerState | None:
+    states = await fabric.broker.registry.workers()
+    return next((state for state in states if state.record == node.record), None)
+
+
+async def until_told(fabric: Fabric, node: Node[PrefillWorker], health: WorkerHealth) -> None:
+    async def is_told() -> bool:
+        state = await state_of(fabric, node)
+        return state is not None and state.load.health is health
+
+    await until(is_told, f"the registry knows that it is {health}", 10)
+
+
+async def readiness(node: Node[PrefillWorker]) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{node.record.metrics_address}/health/ready") as reply,
+    ):
+        return reply.status, (await reply.json())["reason"]
+
+
+async def run_on(node: Node[PrefillWorker], duration_s: float) -> None:
+    """Let the worker run so long by its own clock."""
+    until_s = node.edge.clock.now() + duration_s
+    await until(lambda: node.edge.clock.now() > until_s, "time has passed", 20)
+
+
+class TestStall:
+    async def test_a_wedged_engine_is_told_everywhere_until_it_moves(
+        self, fabric: Fabric, author: ScriptedAuthor
+    ) -> None:
+        prefill = await fabric.prefill(stall_s=0.2)
+        client = await fabric.client(prefill.record)
+        await until_told(fabric, prefill, WorkerHealth.READY)
+        prefill.valve.close()
+        await author.publish("r", PROMPT)
+        await until(lambda: prefill.valve.is_holding, "the first step runs")
+        await until_told(fabric, prefill, WorkerHealth.STALLED)
+        assert await readiness(prefill) == (503, "stalled")
+        assert prefill.edge.metrics.stalled._value.get() == 1
+        assert (await author.renewal(prefill.record, "r")).is_stalled
+        await until(lambda: client.stalled, "the gateway knows")
+        await author.publish("other", PROMPT)
+        prefill.valve.open()
+        await until_told(fabric, prefill, WorkerHealth.READY)
+        assert await readiness(prefill) == (200, "ready")
+        assert prefill.edge.metrics.stalled._value.get() == 0
+        assert not (await author.renewal(prefill.record, "r")).is_stalled
+        await until(lambda: not client.stalled, "the gateway knows that, too")
+        assert (await committed(author)).token == answer(PROMPT, 1)[0]
+        await committed(author, "other")  # claimed only now
+
+    async def test_it_claims_nothing_while_it_is_stalled(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        prefill = await fabric.prefill(stall_s=0.2)
+        prefill.valve.close()
+        await author.publish("r", PROMPT)
+        await until(lambda: prefill.edge.is_stalled, "it is stalled")
+        await until(lambda: prefill.worker._intake.is_at_rest, "the last claim is over")
+        await author.publish("other", PROMPT)
+        await fabric.prefill("prefill-1")
+        await committed(author, "other")
+        assert len(prefill.worker._holdings) == 1
+        prefill.valve.open()
+
+    async def test_a_hopeless_one_ends_itself(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        prefill = await fabric.prefill(stall_s=0.1)
+        prefill.valve.close()
+        await author.publish("r", PROMPT)
+        await until(lambda: prefill.valve.is_holding, "the first step runs")
+        async with asyncio.timeout(20):
+            assert await prefill.task == 1
+        assert await state_of(fabric, prefill) is None
+        prefill.valve.open()
+
+    async def test_idle_is_not_stalled(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        prefill = await fabric.prefill(stall_s=0.1)
+        await author.publish("r", PROMPT)
+        await committed(author)
+        await run_on(prefill, 0.7)
+        assert prefill.edge.health is WorkerHealth.READY
+        assert not prefill.task.done()
+
+
+class TestPause:
+    """The loop stands as if the process were stopped; time.sleep gives no task a chance."""
+
+    async def test_leases_outlast_a_pause_of_ours(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        author.lease_s = 0.6
+        prefill = await fabric.prefill(lease_s=0.6)
+        await author.publish("r", PROMPT)
+        await committed(author)
+        renewing = asyncio.ensure_future(author.renew(prefill.record, "r"))
+        await turns()
+        time.sleep(1.5)  # noqa: ASYNC251 - this is the pause
+        assert await renewing == []  # it stood in the socket
+        assert len(prefill.worker._holdings) == 1
+        await until(lambda: len(prefill.worker._holdings) == 0, "nobody renews it any more", 10)
+
+    async def test_a_pause_is_no_stall(
+        self, fabric: Fabric, author: ScriptedAuthor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prefill = await fabric.prefill(stall_s=1.0, lease_s=0.6)
+        prefill.valve.close()
+        await author.publish("r", PROMPT)
+        await until(lambda: prefill.valve.is_holding, "a step runs")
+        verdicts: list[bool] = []
+        monkeypatch.setattr(prefill.edge.feeds, "tell_stalled", verdicts.append)
+        await run_on(prefill, 0.3)  # the watch has seen the step
+        time.sleep(2.0)  # noqa: ASYNC251 - this is the pause
+        await run_on(prefill, 0.2)  # and looks again
+        prefill.valve.open()
+        await committed(author)
+        assert verdicts == []
+
+
+class TestSilentAuthors:
+    async def test_one_that_does_not_answer_delays_nobody_elses_tasks(
+        self, fabric: Fabric, author: ScriptedAuthor, frozen: ScriptedAuthor
+    ) -> None:
+        for number in range(3 * MAX_RUNNING):
+            await frozen.publish(f"frozen-{number}", PROMPT)
+        await author.publish("r", PROMPT)
+        await fabric.prefill()
+        await committed(author)
+        assert len(frozen.binds) == 3 * MAX_RUNNING
+
+    async def test_one_that_wakes_up_gets_its_answers(self, fabric: Fabric, frozen: ScriptedAuthor) -> None:
+        for number in range(3):
+            await frozen.publish(str(number), [number, *PROMPT])
+        await fabric.prefill()
+        await until(lambda: len(frozen.binds) == 3, "all are asked for")
+        frozen.is_answering.set()
+        for number in range(3):
+            assert (await committed(frozen, str(number))).token == answer([number, *PROMPT], 1)[0]
+
+
+class TestCancels:
+    async def test_ten_long_prompts_are_gone_before_the_next_chunk(
+        self, fabric: Fabric, author: ScriptedAuthor
+    ) -> None:
+        """Those bound, those claimed and those still queued: a short prompt waits for one step at most."""
+        prefill = await fabric.prefill(num_blocks=256)
+        prefill.valve.close()
+        entries = [await author.publish(f"long-{number}", [number] * 120) for number in range(10)]
+        await until(lambda: len(prefill.worker._holdings) == MAX_RUNNING, "it is full")
+        await until(lambda: prefill.valve.is_holding, "the first step runs")
+        for entry in entries:
+            await fabric.broker.tasks(FINGERPRINT).delete(entry)
+        await author.release(prefill.record, *(f"long-{number}" for number in range(10)))
+        await author.publish("short", PROMPT[:4])
+        prefill.valve.let(1)  # the step that had begun
+        await until(lambda: prefill.valve.is_holding, "the next one")
+        prefill.valve.let(1)
+        assert (await committed(author, "short")).token == answer(PROMPT[:4], 1)[0]
+        spans = prefill.valve.spans
+        num_before = next(index for index, (key, _, _) in enumerate(spans) if key.request == "short")
+        assert sum(length for _, _, length in spans[:num_before]) <= 2 * CHUNK_SIZE  # one step
+        assert not prefill.valve.computed("long-8")
+        assert not prefill.valve.computed("long-9")
+        num_chunks = MAX_RUNNING * 15 - sum(length for _, _, length in spans[:num_before]) // CHUNK_SIZE
+        assert prefill.edge.load.num_cancelled_chunks == pytest.approx(num_chunks, abs=2)
+
+    async def test_a_task_that_is_deleted_while_it_is_queued_is_never_computed(
+        self, fabric: Fabric, author: ScriptedAuthor
+    ) -> None:
+        entry = await author.publish("gone", PROMPT)
+        await author.publish("r", PROMPT)
+        await fabric.broker.tasks(FINGERPRINT).delete(entry)
+        prefill = await fabric.prefill()
+        await committed(author)
+        assert [bind.binding.request for bind in author.binds] == ["r"]
+        assert not prefill.valve.computed("gone")
+
+    async def test_one_that_is_cancelled_between_claim_and_bind(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        author.verdicts["bind"] = pb.VERDICT_CANCELLED
+        author.is_answering.clear()
+        prefill = await fabric.prefill()
+        await author.publish("gone", PROMPT)
+        await until(lambda: author.binds, "it is claimed")
+        author.is_answering.set()
+        await until(lambda: prefill.worker._intake.is_at_rest or prefill.worker._intake._is_claiming, "it is answered")
+        author.verdicts["bind"] = pb.VERDICT_GO
+        await author.publish("r", PROMPT)
+        await committed(author)
+        assert not prefill.valve.computed("gone")
+        assert prefill.edge.load.num_cancelled_chunks == 0
+
+
+class TestPoison:
+    async def test_a_task_whose_worker_died_is_bound_by_nobody_else(
+        self, fabric: Fabric, author: ScriptedAuthor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its author publishes the next try: a task is delivered to one worker, whatever has become of that."""
+        monkeypatch.setattr(prefill_worker.intake, "ORPHAN_IDLE_S", 0.03)
+        first = await fabric.prefill()
+        first.valve.close()
+        await author.publish("poison", PROMPT)
+        await until(lambda: first.valve.is_holding, "it is being computed")
+        await first.kill()
+        second = await fabric.prefill("prefill-1")
+        sweeps = second.worker._intake._tasks
+        abandoned, num_sweeps = sweeps.abandoned, 0
+
+        async def count(*arguments: object) -> object:
+            nonlocal num_sweeps
+            num_sweeps += 1
+            return await abandoned(*arguments)  # type: ignore[arg-type]  # passed on
+
+        monkeypatch.setattr(sweeps, "abandoned", count)
+        await until(lambda: num_sweeps > 3, "the second worker has looked at it")
+        assert [bind.worker for bind in author.binds] == [first.record.worker]
+        assert not second.valve.computed("poison")
+        await author.publish("poison", PROMPT, try_number=2)
+        await committed(author, "poison")
+        assert [bind.binding.try_number for bind in author.binds] == [1, 2]
+
+
+class TestDrain:
+    async def test_what_the_last_claim_brings_is_computed(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        prefill = await fabric.prefill()
+        await until(lambda: prefill.worker._intake._is_claiming, "a claim is under way")
+        prefill.signals.stop.set()
+        await until(lambda: prefill.edge.health is WorkerHealth.DRAINING, "it drains")
+        await author.publish("r", PROMPT)
+        await committed(author)
+        assert not prefill.task.done()
+        await author.publish("later", PROMPT)
+        await author.release(prefill.record, "r")
+        assert await prefill.task == 0
+        assert [bind.binding.request for bind in author.binds] == ["r"]
+        assert await fabric.broker.tasks(FINGERPRINT).num_tasks() == 2  # "later" is left to others
+
+    async def test_it_is_not_open_and_leaves_the_registry(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        prefill = await fabric.prefill()
+        await author.publish("r", PROMPT)
+        await committed(author)
+        prefill.signals.stop.set()
+        await until_told(fabric, prefill, WorkerHealth.DRAINING)
+        state = await state_of(fabric, prefill)
+        assert state is not None
+        assert not state.load.is_open
+        assert await readiness(prefill) == (503, "draining")
+        await author.release(prefill.record, "r")
+        assert await prefill.task == 0
+        assert await state_of(fabric, prefill) is None
+
+    async def test_running_prompts_are_finished_first(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        prefill = await fabric.prefill()
+        prefill.valve.close()
+        await author.publish("r", PROMPT)
+        await until(lambda: prefill.valve.is_holding, "the first chunk is about to be computed")
+        prefill.signals.stop.set()
+        await until_told(fabric, prefill, WorkerHealth.DRAINING)
+        prefill.valve.open()
+        assert (await committed(author)).token == answer(PROMPT, 1)[0]
+        await author.release(prefill.record, "r")
+        assert await prefill.task == 0
+
+    async def test_a_decode_worker_that_never_pulls_holds_it_for_a_lease(
+        self, fabric: Fabric, author: ScriptedAuthor
+    ) -> None:
+        author.lease_s = 0.3
+        prefill = await fabric.prefill()
+        await author.publish("r", PROMPT)
+        await committed(author)
+        prefill.signals.stop.set()
+        async with asyncio.timeout(20):
+            assert await prefill.task == 0
+        assert prefill.is_idle
+
+    async def test_it_ends_in_time_whatever_is_left(self, fabric: Fabric, author: ScriptedAuthor) -> None:
+        prefill = await fabric.prefill(drain_s=0.2)
+        await author.publish("r", PROMPT)
+        await committed(author)
+        prefill.signals.stop.set()
+        async with asyncio.timeout(20):
+            assert await prefill.task == 0
+
+
+async def test_the_heartbeat_counts_bindings_and_tries(fabric: Fabric, author: ScriptedAuthor) -> None:
+    prefill = await fabric.prefill()
+    await author.publish("r", PROMPT)
+    await committed(author)
+    assert await author.renew(prefill.record, "r", "unheard of") == ["unheard of"]
+
+    async def is_told(num_bindings: int) -> bool:
+        state = await state_of(fabric, prefill)
+        assert state is not None
+        load = msgspec.structs.asdict(state.load)
+        return (load["num_bindings"], load["num_tries"], load["num_stale"]) == (num_bindings, 1, 1)
+
+    await until(lambda: is_told(1), "it holds one")
+    await author.release(prefill.record, "r")
+    await until(lambda: is_told(0), "it holds none")
