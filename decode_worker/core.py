@@ -46,9 +46,10 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class FallBack:
-    """Prefill the sequence here after all; no copy into its pages runs any more."""
+    """Prefill the sequence here after all; no copy into its pages runs any more. If `alone`, beside nobody."""
 
     key: SequenceKey
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class DecodeCore:
                 self._absorbed = entry
             case Activate():
                 return self._activate(command)
-            case FallBack(key):
-                self._scheduler.fall_back(key)
+            case FallBack(key, alone):
+                self._scheduler.fall_back(key, alone=alone)
             case Cancel(key):
                 self._scheduler.cancel(key)
             case LetGo(key):
@@ -157,7 +158,8 @@ class DecodeCore:
 
     def _admit(self, command: Admit) -> Iterable[Event]:
         sequence = command.sequence
-        is_remote = command.may_go_remote and self._num_uncached(sequence) > self._local_prefill_max_tokens
+        may_go_remote = command.may_go_remote and not sequence.runs_alone
+        is_remote = may_go_remote and self._num_uncached(sequence) > self._local_prefill_max_tokens
         try:
             self._scheduler.add(sequence, Intake.REMOTE if is_remote else Intake.LOCAL)
         except DoesNotFit as error:

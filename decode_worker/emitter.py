@@ -6,6 +6,7 @@ from common.messages.ids import GatewayId
 from common.runtime.feeds import FeedHub
 from common.scheduling.emission import Emission, FailureCode
 from decode_worker.ledger import Ledger, Live
+from decode_worker.reception import TryLoss
 from proto import worker_pb2 as pb
 
 FAILURE_TEXTS = {
@@ -53,6 +54,10 @@ class Emitter:
         live.failure = code
         self._push(live, failed=pb.Failed(message=message, code=code, is_retryable=is_retryable))
 
+    def try_lost(self, live: Live, loss: TryLoss) -> None:
+        """Tell that a prefill worker was lost over this request; the placement goes on."""
+        self._push(live, try_lost=pb.TryLost(reason=loss))
+
     def _push(
         self,
         live: Live,
@@ -61,6 +66,7 @@ class Emitter:
         tokens: pb.Tokens | None = None,
         finished: pb.Finished | None = None,
         failed: pb.Failed | None = None,
+        try_lost: pb.TryLost | None = None,
     ) -> None:
         event = pb.FeedEvent(
             request=live.job.request,
@@ -69,6 +75,7 @@ class Emitter:
             tokens=tokens,
             finished=finished,
             failed=failed,
+            try_lost=try_lost,
         )
         self._feeds.push(GatewayId(live.job.gateway), event)
 

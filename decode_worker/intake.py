@@ -48,6 +48,7 @@ class Intake:
         drop_reception: Callable[[SequenceKey], None],
         may_go_remote: Callable[[], bool],
         limits: Limits,
+        on_opened: Callable[[Live], None],
     ) -> None:
         self._jobs = jobs
         self._ledger = ledger
@@ -56,6 +57,7 @@ class Intake:
         self._drop_reception = drop_reception
         self._may_go_remote = may_go_remote
         self._limits = limits
+        self._on_opened = on_opened
         self._arrivals = itertools.count()
 
     async def run(self, worker: WorkerId, epoch: Epoch) -> None:
@@ -76,6 +78,7 @@ class Intake:
         """Take one job in; duplicates, cancelled and outdated ones change nothing."""
         if self._is_wanted(queued):
             live = self._ledger.open(queued.job)
+            self._on_opened(live)
             if queued.job.prompt is None:
                 self._await_prompt(live)
             else:
@@ -145,7 +148,13 @@ class Intake:
             self._refuse(live, reason)
             return
         sequence = Sequence(
-            live.key, ids + shown, len(ids), job.sampling, next(self._arrivals), cache_salt=job.cache_salt
+            live.key,
+            ids + shown,
+            len(ids),
+            job.sampling,
+            next(self._arrivals),
+            cache_salt=job.cache_salt,
+            runs_alone=job.runs_alone,
         )
         live.ids = prompt + job.shown
         live.prefilling_ns = time.time_ns()  # unless it is reserved for a remote prefill

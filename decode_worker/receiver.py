@@ -8,30 +8,35 @@ way out the pulls are stopped before the pages are let go, we delete the task as
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from common.broker.protocols import TaskQueue
-from common.errors import BrokerUnavailable, PeerError, PeerUnreachable
+from common.errors import BrokerUnavailable, PageCorrupt, PeerError, PeerUnreachable, StalePage
 from common.lifecycle.uninterrupted import uninterrupted
-from common.messages.ids import EntryId, Epoch, TryNumber, WorkerId
+from common.messages.ids import BlockId, EntryId, Epoch, TryNumber, WorkerId
 from common.messages.job import PrefillTask
 from common.messages.registry import Role, WorkerRecord
 from common.runtime.peers import Peers
 from common.scheduling.sequence import SequenceKey
 from common.telemetry.logs import request_id
-from common.transfer.protocols import PageCopy, PagePuller
+from common.transfer.protocols import PageCopy
 from decode_worker.core import Activate, Command, FallBack, LetGo, Reserved
+from decode_worker.emitter import Emitter
+from decode_worker.fetcher import Fetcher
 from decode_worker.ledger import Live
-from decode_worker.reception import Attempt, AttemptLost, Commit, Reception
+from decode_worker.reception import Attempt, AttemptLost, Commit, Reception, TryLoss
 from decode_worker.releases import Releases
 from decode_worker.witness import Witness
 from proto import worker_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-MAX_TRIES = 3
+MAX_TRIES = 2
+SUSPICIOUS_FAILURES = 2
+"""Prefill workers lost over one placement after which its prompt is computed beside nobody."""
+
 BIND_TIMEOUT_S = 5.0
 """A task nobody has bound in this time is published again: it may be lost, or its claimer stuck."""
 
@@ -54,18 +59,25 @@ class Receiver:
         author: Author,
         tasks: TaskQueue,
         peers: Peers,
-        puller: PagePuller,
+        fetcher: Fetcher,
         releases: Releases,
         submit: Callable[[Command], None],
+        emitter: Emitter,
         witness: Witness,
+        clock: Callable[[], float],
+        doubt: Callable[[], None],
     ) -> None:
+        """`clock` (seconds) measures the patience with others; `doubt` is called when one of them cannot be reached."""
         self._author = author
         self._tasks = tasks
         self._peers = peers
-        self._puller = puller
+        self._fetcher = fetcher
         self._releases = releases
         self._submit = submit
+        self._emitter = emitter
         self._witness = witness
+        self._clock = clock
+        self._doubt = doubt
         self._receptions: dict[SequenceKey, Reception] = {}
         self._running: set[asyncio.Task[None]] = set()
         """Also those of dropped receptions, until their pulls have stopped."""
@@ -73,7 +85,7 @@ class Receiver:
     def begin(self, live: Live, ids: bytes, reserved: Reserved) -> None:
         """Start to receive a sequence (packed `ids`) whose pages are reserved."""
         stop_ids = frozenset(live.job.sampling.stop_ids)
-        reception = Reception(reserved.key, ids, stop_ids, reserved.first_block, reserved.block_ids)
+        reception = Reception(reserved.key, ids, stop_ids, reserved.first_block, reserved.block_ids, self._clock)
         self._receptions[reserved.key] = reception
         task = asyncio.create_task(self._receive(reception, live, len(ids) // 4), name=f"receive-{live.key}")
         reception.task = task
@@ -112,7 +124,12 @@ class Receiver:
             return
         attempt.requested.update(copies)
         attempt.first_pull_ns = attempt.first_pull_ns or time.time_ns()
-        task = asyncio.create_task(self._pull(attempt, source, copies))
+        checksums = {
+            copies[page.block_index].target: page.checksum
+            for page in pages
+            if page.HasField("checksum") and page.block_index in copies
+        }
+        task = asyncio.create_task(self._pull(reception.key, attempt, source, copies, checksums))
         attempt.pulls.add(task)
         task.add_done_callback(attempt.pulls.discard)
 
@@ -125,7 +142,7 @@ class Receiver:
             commit = None
         if commit is None:
             self._witness.fell_back(live)
-            self._submit(FallBack(reception.key))
+            self._submit(FallBack(reception.key, alone=reception.num_failures >= SUSPICIOUS_FAILURES))
         else:
             self._submit(Activate(reception.key, commit.token, commit.num_cached))
 
@@ -142,7 +159,12 @@ class Receiver:
                 return None
             try:
                 return await self._try(reception, live, num_tokens, TryNumber(number))
-            except (PeerError, BrokerUnavailable) as error:
+            except AttemptLost as lost:
+                logger.warning("prefill try %d lost (%s): %s", number, lost.loss, lost)
+                if lost.loss.is_failure:
+                    reception.num_failures += 1
+                    self._emitter.try_lost(live, lost.loss)
+            except BrokerUnavailable as error:
                 logger.warning("prefill try %d lost: %s", number, error)
         return None
 
@@ -151,11 +173,15 @@ class Receiver:
         publishing = asyncio.create_task(self._tasks.publish(self._task(live, num_tokens, number)))
         try:
             await asyncio.shield(publishing)  # when we are cancelled now, we still need to know what to delete
+            self._witness.tried()
             await self._await_binding(attempt)
             commit = await asyncio.shield(attempt.outcome)  # our cancellation must not cancel what others set
             self._witness.handed_over(live, attempt)
             return commit
-        except (PeerError, BrokerUnavailable) as error:
+        except AttemptLost as lost:
+            self._witness.lost_try(live, attempt, lost.loss)
+            raise
+        except BrokerUnavailable as error:
             self._witness.lost_try(live, attempt, type(error).__name__)
             raise
         except asyncio.CancelledError:
@@ -165,12 +191,12 @@ class Receiver:
             await uninterrupted(self._end(reception.key, attempt, publishing))
 
     async def _await_binding(self, attempt: Attempt) -> None:
-        deadline = time.monotonic() + BIND_TIMEOUT_S
+        deadline = self._clock() + BIND_TIMEOUT_S
         while not attempt.bound.is_set():
-            if time.monotonic() > deadline:
-                raise AttemptLost("no prefill worker has bound the task in time")
+            if self._clock() > deadline:
+                raise AttemptLost(TryLoss.UNBOUND, "no prefill worker has bound the task in time")
             if not self._peers.ready(Role.PREFILL):
-                raise AttemptLost("no prefill worker is left")
+                raise AttemptLost(TryLoss.ABANDONED, "no prefill worker is left")
             try:
                 async with asyncio.timeout(PEER_CHECK_S):
                     await attempt.bound.wait()
@@ -179,7 +205,7 @@ class Receiver:
 
     async def _end(self, key: SequenceKey, attempt: Attempt, publishing: asyncio.Task[EntryId]) -> None:
         """End a try. The others hear of it at once, however long the last copy takes to stop."""
-        attempt.lose("over")
+        attempt.lose(TryLoss.OVER, "over")
         attempt.outcome.exception()  # retrieved: a loss that nobody awaited is no error
         if attempt.source is not None:
             self._releases.add(attempt.source, key, attempt.number)
@@ -193,23 +219,38 @@ class Receiver:
         except BrokerUnavailable as error:
             logger.warning("could not delete a prefill task: %s", error)
 
-    async def _pull(self, attempt: Attempt, source: WorkerRecord, copies: dict[int, PageCopy]) -> None:
+    async def _pull(
+        self,
+        key: SequenceKey,
+        attempt: Attempt,
+        source: WorkerRecord,
+        copies: Mapping[int, PageCopy],
+        checksums: Mapping[BlockId, int],
+    ) -> None:
         try:
-            await self._fetch(source, list(copies.values()))
+            await self._fetcher.fetch(source, list(copies.values()), checksums)
         except PeerError as error:
-            self._witness.lost_pull()
-            attempt.lose(str(error))
+            self._lose(key, attempt, error)
         except Exception as error:  # root of a task: nobody else would notice that the pages do not come
-            logger.exception("a pull failed")
+            logger.exception("a pull failed", extra={"request_id": key.request})
             self._witness.lost_pull()
-            attempt.lose(repr(error))
+            attempt.lose(TryLoss.BROKEN, repr(error))
         else:
             attempt.arrive(copies)
 
-    async def _fetch(self, source: WorkerRecord, copies: list[PageCopy]) -> None:
-        if source.transfer is None:
-            raise PeerUnreachable(f"{source.worker} serves no pages")
-        await self._puller.pull(source.transfer, source.epoch, copies)
+    def _lose(self, key: SequenceKey, attempt: Attempt, error: PeerError) -> None:
+        self._witness.lost_pull()
+        match error:
+            case PeerUnreachable():
+                attempt.lose(TryLoss.DIED, str(error))
+                self._doubt()
+            case StalePage():
+                attempt.lose(TryLoss.MISSED, str(error))
+            case PageCorrupt():
+                self._witness.found_corrupt(key, error)
+                attempt.lose(TryLoss.CORRUPT, str(error))
+            case _:
+                attempt.lose(TryLoss.REFUSED, str(error))
 
     def _task(self, live: Live, num_tokens: int, number: TryNumber) -> PrefillTask:
         job = live.job

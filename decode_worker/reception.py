@@ -4,8 +4,9 @@ A reception is one sequence's wait for its pages; an attempt is one try at it. B
 """
 
 import asyncio
+import enum
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import PeerError
@@ -16,10 +17,48 @@ from common.transfer.protocols import PageCopy
 from proto import worker_pb2 as pb
 
 
+class TryLoss(enum.StrEnum):
+    """Why a try was lost; told to gateways and in spans."""
+
+    DIED = "died"
+    """Nobody listens at the prefill worker's address, another incarnation does, or its pages cannot be reached."""
+    SILENT = "silent"
+    """It did not answer for most of a lease."""
+    STALLED = "stalled"
+    FAILED = "failed"
+    """It computed no valid first token."""
+    CORRUPT = "corrupt"
+    """A page came with other bytes than it was announced with."""
+    MISSED = "missed"
+    """A page was reused by its owner before it was pulled."""
+    REFUSED = "refused"
+    """It does not hold the binding (any more): it leaves, the prompt is too long for it, or we were too late."""
+    UNBOUND = "unbound"
+    """Nobody has bound the task in time."""
+    ABANDONED = "abandoned"
+    """No prefill worker is left."""
+    BROKEN = "broken"
+    """A pull failed for a reason of our own."""
+    OVER = "over"
+    """The try is not wanted any more."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it counts against the request's failure budget: the request may have been the cause."""
+        return self in _FAILURES
+
+
+_FAILURES = frozenset({TryLoss.DIED, TryLoss.SILENT, TryLoss.STALLED, TryLoss.FAILED, TryLoss.CORRUPT})
+
+
 class AttemptLost(PeerError):
     """The try at hand cannot succeed any more; another one, or a local prefill, may."""
 
     is_retryable = True
+
+    def __init__(self, loss: TryLoss, details: str) -> None:
+        super().__init__(details)
+        self.loss = loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +77,7 @@ class Attempt:
     number: TryNumber
     wanted: frozenset[int]
     outcome: asyncio.Future[Commit]
+    clock: Callable[[], float] = time.monotonic
     bound: asyncio.Event = field(default_factory=asyncio.Event)
     source: WorkerRecord | None = None
     renewed_at: float = 0.0
@@ -52,7 +92,7 @@ class Attempt:
         """Bind to a prefill worker; False if another one was first. Idempotent."""
         if self.source is None:
             self.source = source
-            self.renewed_at = time.monotonic()
+            self.renewed_at = self.clock()
             self.bound.set()
         return self.source.worker == source.worker and self.source.epoch == source.epoch
 
@@ -60,10 +100,10 @@ class Attempt:
         """Whether messages of that incarnation belong to this attempt."""
         return self.source is not None and self.source.epoch == epoch
 
-    def lose(self, reason: str) -> None:
+    def lose(self, loss: TryLoss, details: str) -> None:
         """Give the attempt up."""
         if not self.outcome.done():
-            self.outcome.set_exception(AttemptLost(reason))
+            self.outcome.set_exception(AttemptLost(loss, details))
 
     def arrive(self, block_indices: Iterable[int]) -> None:
         """Note verified pages."""
@@ -91,20 +131,26 @@ class Attempt:
 
 @dataclass(eq=False, slots=True)
 class Reception:
-    """One sequence being received into `block_ids`, the first of which is block `first_block` of the sequence."""
+    """One sequence being received into `block_ids`, the first of which is block `first_block` of the sequence.
+
+    `clock` measures the leases of its attempts, in seconds. `num_failures` counts its lost tries for which the request
+    may be the cause.
+    """
 
     key: SequenceKey
     ids: bytes
     stop_ids: frozenset[int]
     first_block: int
     block_ids: Sequence[BlockId]
+    clock: Callable[[], float] = time.monotonic
     attempt: Attempt | None = None
     task: asyncio.Task[None] | None = None
+    num_failures: int = 0
 
     def begin(self, number: TryNumber) -> Attempt:
         """Start the next try."""
         wanted = frozenset(range(self.first_block, self.first_block + len(self.block_ids)))
-        self.attempt = Attempt(number, wanted, asyncio.get_running_loop().create_future())
+        self.attempt = Attempt(number, wanted, asyncio.get_running_loop().create_future(), self.clock)
         return self.attempt
 
     def current(self, binding: pb.Binding) -> Attempt | None:

@@ -5,7 +5,8 @@ The life of a sequence:
 1. `add` puts it into one queue ordered by age (`arrival`), saying where it wants to be prefilled.
 2. `admit` takes from the head of that queue while a seat and pages for all its tokens are there: the cached prefix is
    pinned, the missing pages are taken. A local sequence then runs; a remote one is *reserved* until its pages have
-   come. Nobody overtakes the head, so nobody waits for ever.
+   come. Nobody overtakes the head, so nobody waits for ever. One that runs alone is admitted when nobody else runs or
+   is reserved, and nobody else while it runs.
 3. A reserved sequence becomes a running one by `activate` (pages and first token have come) or by `fall_back` (it
    computes its prompt here). `conclude` ends it where the first token already is the last one.
 4. `plan` gives every decoding sequence one token and prompts a chunk each. Where pages run out, the youngest running
@@ -28,6 +29,7 @@ from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.errors import DoesNotFit, InvalidSetting
 from common.messages.chain import chain_of, extend_chain
+from common.messages.ids import BlockId
 from common.scheduling.blocks import SequenceBlocks
 from common.scheduling.emission import Emission, FailureCode
 from common.scheduling.plan import Chunk, StepPlan, StepResult
@@ -122,6 +124,11 @@ class DecodeScheduler:
         """Sequences whose prompt is computed elsewhere."""
         return len(self._queues[_State.RESERVED])
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether a sequence that runs alone is here, waiting or running."""
+        return any(ticket.sequence.runs_alone for ticket in self._tickets.values())
+
     def sequence(self, key: SequenceKey) -> Sequence | None:
         """Return the sequence of that key, or None when it is over or was never here."""
         ticket = self._tickets.get(key)
@@ -134,6 +141,7 @@ class DecodeScheduler:
         """
         assert sequence.key not in self._tickets, f"{sequence.key} is here already"
         assert 0 <= sequence.num_generated < sequence.sampling.max_tokens, f"{sequence.key} has nothing to generate"
+        assert wants is Intake.LOCAL or not sequence.runs_alone, f"{sequence.key} must not take others along"
         capacity = min(self._blocks.capacity, self._max_context)
         num_tokens = max(sequence.num_tokens, sequence.num_prompt + 1)
         if num_tokens > capacity or sequence.num_tokens >= self._max_context:
@@ -152,7 +160,7 @@ class DecodeScheduler:
         num_owed = sum(self._blocks.num_missing(ticket.sequence) for ticket in running)
         while waiting and self.num_running + self.num_reserved < self._max_sequences:
             ticket = waiting[0]
-            if not self._take_blocks(ticket, num_owed):
+            if not self._is_company_right(ticket) or not self._take_blocks(ticket, num_owed):
                 break
             match ticket.intake:
                 case Intake.LOCAL:
@@ -189,18 +197,23 @@ class DecodeScheduler:
             return None
         return self._append(ticket, token, num_cached)
 
-    def fall_back(self, key: SequenceKey) -> bool:
+    def fall_back(self, key: SequenceKey, *, alone: bool = False) -> bool:
         """Compute the prompt of a reserved or waiting remote sequence here; False if there is none of that key.
 
-        It keeps its pages. Call it when nothing writes into them any more.
+        It keeps its pages. Call it when nothing writes into them any more. If `alone`, it gives them back and waits
+        until it can run beside nobody.
         """
         ticket = self._tickets.get(key)
         if ticket is None or ticket.intake is Intake.LOCAL or ticket.state is _State.RUNNING:
             return False
+        sequence = ticket.sequence
         ticket.intake = Intake.LOCAL
+        if alone:
+            sequence.runs_alone = True
+            self._blocks.release(sequence)
         if ticket.state is _State.RESERVED:
             # Reserved for one token alone, it has no pages and must wait for some.
-            self._move(ticket, _State.RUNNING if ticket.sequence.block_ids else _State.WAITING)
+            self._move(ticket, _State.RUNNING if sequence.block_ids else _State.WAITING)
         return True
 
     def cancel(self, key: SequenceKey) -> bool:
@@ -244,9 +257,32 @@ class DecodeScheduler:
                 emissions.append(self._append(ticket, result.tokens[sequence.key]))
         return emissions
 
+    def violations(self, copies: Iterable[Iterable[BlockId]] = ()) -> list[str]:
+        """Return what is wrong with the accounts of the blocks and the queues, one text each. For idle times.
+
+        `copies` hold the blocks that receivers own beside the sequences.
+        """
+        queued = [ticket for queue in self._queues.values() for ticket in queue]
+        texts = self._blocks.violations([ticket.sequence for ticket in self._tickets.values()], copies)
+        if {ticket.sequence.key for ticket in queued} != self._tickets.keys() or len(queued) != len(self._tickets):
+            texts.append(f"{len(self._tickets)} sequences stand {len(queued)} times in the queues")
+        texts += [
+            f"{ticket.sequence.key} waits and has {len(ticket.sequence.block_ids)} blocks"
+            for ticket in self._queues[_State.WAITING]
+            if ticket.sequence.block_ids
+        ]
+        return texts
+
     def _reserved(self, key: SequenceKey) -> _Ticket | None:
         ticket = self._tickets.get(key)
         return ticket if ticket and ticket.state is _State.RESERVED else None
+
+    def _is_company_right(self, ticket: _Ticket) -> bool:
+        """Whether the sequence may be computed beside those that have pages or are about to get them."""
+        present = (*self._queues[_State.RUNNING], *self._queues[_State.RESERVED])
+        if ticket.sequence.runs_alone:
+            return not present
+        return not any(other.sequence.runs_alone for other in present)
 
     def _take_blocks(self, ticket: _Ticket, num_owed: int) -> bool:
         """Take pages for all tokens, leaving `num_owed` for one step of the running sequences.

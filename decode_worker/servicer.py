@@ -9,9 +9,10 @@ from common.errors import BrokerUnavailable
 from common.messages.ids import Epoch, Fingerprint, PlacementNumber, RequestId, WorkerId
 from common.messages.registry import WorkerRecord
 from common.runtime.peers import Peers
+from common.scheduling.emission import FailureCode
 from common.scheduling.sequence import SequenceKey
 from decode_worker.receiver import Receiver
-from decode_worker.reception import Attempt, Commit, Reception
+from decode_worker.reception import Attempt, Commit, Reception, TryLoss
 from decode_worker.witness import Witness
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeServicer
@@ -66,7 +67,7 @@ class HandoverServicer(DecodeServicer):
         if reception is None or attempt is None or not attempt.is_bound_to(request.epoch):
             return pb.VerdictReply(verdict=self._refusal(reception))
         if request.failure:
-            attempt.lose(f"the prefill failed: {request.failure}")
+            attempt.lose(_loss_of(request.failure), f"the prefill failed: {request.failure}")
         else:
             is_last = request.token in reception.stop_ids
             commit = Commit(request.token, request.num_cached_tokens, request.traceparent)
@@ -91,3 +92,8 @@ class HandoverServicer(DecodeServicer):
     def _refusal(self, reception: Reception | None) -> "pb.Verdict.ValueType":
         self._witness.ignored()
         return pb.VERDICT_CANCELLED if reception is None else pb.VERDICT_STALE
+
+
+def _loss_of(failure: str) -> TryLoss:
+    """A prompt that does not fit there says nothing against the request."""
+    return TryLoss.FAILED if failure == FailureCode.INVALID_LOGITS else TryLoss.REFUSED

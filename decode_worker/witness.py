@@ -1,4 +1,4 @@
-"""What a decode worker tells about its requests: stage spans, counters, and one line in the log for each.
+"""What a decode worker tells about its requests: stage spans, counts, and one line in the log for each.
 
 Owned by the event loop. Spans are recorded when a stage is over, so nothing has to be closed on the ways out.
 """
@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from opentelemetry.util.types import AttributeValue
 
+from common.errors import PageCorrupt
 from common.messages.ids import WorkerId
+from common.runtime.standing import Tallies
 from common.scheduling.emission import FailureCode
+from common.scheduling.sequence import SequenceKey
 from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.traces import Attribute, Stage, extract, record_span
 from common.transfer.puller import PullReport
@@ -26,6 +29,23 @@ class Witness:
     def __init__(self, worker: WorkerId, metrics: WorkerMetrics) -> None:
         self._worker = worker
         self._metrics = metrics
+        self._num_placements = 0
+        self._num_failovers = 0
+        self._num_tries = 0
+        self._num_stale = 0
+
+    def tallies(self, num_bindings: int) -> Tallies:
+        """Return what was counted so far, for heartbeat and metrics."""
+        return Tallies(num_bindings, self._num_placements, self._num_failovers, self._num_tries, self._num_stale)
+
+    def placed(self, live: Live) -> None:
+        """A placement was taken in; all but the first one of a request continue a lost one."""
+        self._num_placements += 1
+        self._num_failovers += live.job.placement > 1
+
+    def tried(self) -> None:
+        """A task is published."""
+        self._num_tries += 1
 
     def closed(self, live: Live) -> None:
         """A placement is over: record its stages here."""
@@ -77,9 +97,14 @@ class Witness:
         """Pages could not be pulled."""
         self._metrics.transfer_failures.inc()
 
+    def found_corrupt(self, key: SequenceKey, error: PageCorrupt) -> None:
+        """Pages have come with other bytes than they were announced with."""
+        self._metrics.corrupt_pages.inc()
+        logger.error("corrupt: %s", error, extra={"request_id": key.request})
+
     def ignored(self) -> None:
         """A message named a placement or a try that is over."""
-        self._metrics.stale_messages.inc()
+        self._num_stale += 1
 
     def _record_prefill(self, live: Live, start_ns: int, end_ns: int) -> None:
         attributes = {Attribute.INPUT_TOKENS: live.job.num_prompt_tokens, Attribute.CACHED_TOKENS: live.num_cached}

@@ -7,17 +7,19 @@ from typing import cast
 from common.lifecycle.epochs import new_epoch
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId
-from common.messages.registry import Role
+from common.messages.registry import Role, WorkerRecord
 from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
 from common.runtime.servicer import GatewayServicer
 from common.runtime.staging import Staging
+from common.runtime.standing import Tallies
 from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, TransferMode
 from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved
 from decode_worker.emitter import Emitter
+from decode_worker.fetcher import Fetcher
 from decode_worker.intake import Intake, Limits
 from decode_worker.ledger import Ledger
 from decode_worker.receiver import Author, Receiver
@@ -47,12 +49,24 @@ class DecodeWorker:
             Author(edge.worker, foundation.epoch),
             edge.broker.tasks(foundation.fingerprint),
             edge.peers,
-            self._puller,
+            Fetcher(self._puller, foundation.memory.page),
             self._releases,
             edge.submit,
+            self._emitter,
             self._witness,
+            edge.clock.now,
+            self._probe,
         )
-        self._leases = Leases(edge.channels, edge.worker, foundation.epoch, settings.lease_s, self._receiver.attempts)
+        edge.tallies = self._tally
+        self._leases = Leases(
+            edge.channels,
+            edge.worker,
+            foundation.epoch,
+            settings.lease_s,
+            self._receiver.attempts,
+            self._is_listed,
+            edge.clock.now,
+        )
         limits = Limits(foundation.checkpoint.config.vocab_size, foundation.max_context)
         self._intake = Intake(
             edge.broker.jobs,
@@ -62,6 +76,7 @@ class DecodeWorker:
             self._receiver.drop,
             self._may_go_remote,
             limits,
+            self._witness.placed,
         )
 
     async def run(self, signals: StopSignals) -> int:
@@ -104,6 +119,15 @@ class DecodeWorker:
         )
         local_max = 0 if settings.disaggregation == "always" else settings.local_prefill_max_tokens
         return DecodeCore(scheduler, pool, prefix, block_size, local_max, staging)
+
+    def _probe(self) -> None:
+        self._leases.probe()
+
+    def _is_listed(self, source: WorkerRecord) -> bool:
+        return self._edge.peers.find(source.worker, source.epoch) is not None
+
+    def _tally(self) -> Tallies:
+        return self._witness.tallies(len(self._receiver.attempts()))
 
     def _may_go_remote(self) -> bool:
         return self._settings.disaggregation != "never" and bool(self._edge.peers.ready(Role.PREFILL))

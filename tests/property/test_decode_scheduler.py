@@ -3,7 +3,11 @@
 A runner without a model checks what each step attends to (`PagedContent`). Kills these planted bugs (each was planted
 and found): decoding or publishing before pages are complete; a preempted sequence that keeps `num_computed`; preempting
 an older sequence; younger ones that overtake; no watermark; an over-full batch or budget; a limit that ends a
-stream one token early or late; a wrong index or chain; a failed sequence that stays cached; blocks lost on any exit.
+stream one token early or late; a wrong index or chain; a failed sequence that stays cached; blocks lost on any exit;
+company for a sequence that runs alone, before it, beside it or by falling back; a lone sequence that is overtaken.
+
+Kills the planted bugs age-forgotten, cancelled-reservation-cached, evicted-but-known, head-overtaken, oldest-preempted,
+planned-without-pages, preemption-loses-tokens and published-when-reserved.
 """
 
 from dataclasses import dataclass, field
@@ -40,6 +44,7 @@ class Request:
     salt: str
     wants: Intake
     is_failover: bool
+    runs_alone: bool
 
 
 REQUESTS = st.builds(
@@ -52,6 +57,7 @@ REQUESTS = st.builds(
     salt=st.sampled_from(["", "", "", "a"]),
     wants=st.sampled_from([Intake.LOCAL, Intake.LOCAL, Intake.REMOTE]),
     is_failover=st.booleans(),
+    runs_alone=st.sampled_from([False, False, True]),
 )
 
 
@@ -115,11 +121,12 @@ class DecodeMachine(RuleBasedStateMachine):
         num_prompt = max(1, len(token_ids) - request.num_shown)
         sampling = SamplingParams(1, len(token_ids) - num_prompt + max_tokens, stop_ids=stop_ids)
         arrival = self.num_added - (3 if request.is_failover else 0)
-        sequence = Sequence(key, list(token_ids), num_prompt, sampling, arrival, request.salt)
+        sequence = Sequence(key, list(token_ids), num_prompt, sampling, arrival, request.salt, request.runs_alone)
+        wants = Intake.LOCAL if request.runs_alone else request.wants
         must_refuse = max(num_prompt + 1, len(token_ids)) > min(CAPACITY, self.max_context)
         must_refuse |= len(token_ids) >= self.max_context
         try:
-            self.scheduler.add(sequence, request.wants)
+            self.scheduler.add(sequence, wants)
         except DoesNotFit:
             assert must_refuse
             return
@@ -127,7 +134,7 @@ class DecodeMachine(RuleBasedStateMachine):
         max_held = min(self.max_context, CAPACITY + 1)
         expected, reason = solo_output(token_ids, stop_ids, max_tokens, max_held)
         shown = token_ids[num_prompt:]
-        self.streams[key] = Stream(sequence, request.wants, shown + expected, reason, list(shown))
+        self.streams[key] = Stream(sequence, wants, shown + expected, reason, list(shown))
 
     @rule(count=st.sampled_from([1, 3, 8]))
     def run_steps(self, count: int) -> None:
@@ -174,11 +181,21 @@ class DecodeMachine(RuleBasedStateMachine):
         self._commit(stream)
 
     @precondition(lambda self: self.streams)
+    @rule(data=st.data(), alone=st.booleans())
+    def fall_back(self, data: st.DataObject, alone: bool) -> None:
+        self._fall_back(self.streams[data.draw(st.sampled_from(sorted(self.streams)))], alone=alone)
+
+    @precondition(lambda self: self._reserved())
     @rule(data=st.data())
-    def fall_back(self, data: st.DataObject) -> None:
-        stream = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
+    def lose_every_try(self, data: st.DataObject) -> None:
+        self._fall_back(data.draw(st.sampled_from(self._reserved())), alone=True)
+
+    def _fall_back(self, stream: Stream, *, alone: bool) -> None:
+        was_remote = stream.wants is Intake.REMOTE
+        must_be_alone = stream.sequence.runs_alone or (alone and was_remote)
         self._stop_receiving(stream)
-        assert self.scheduler.fall_back(stream.sequence.key) == (stream.wants is Intake.REMOTE)
+        assert self.scheduler.fall_back(stream.sequence.key, alone=alone) == was_remote
+        assert stream.sequence.runs_alone == must_be_alone
         stream.is_reserved = False
         stream.wants = Intake.LOCAL
 
@@ -206,6 +223,9 @@ class DecodeMachine(RuleBasedStateMachine):
         assert scheduler.num_running + scheduler.num_reserved <= self.max_sequences
         assert scheduler.num_running + scheduler.num_reserved + scheduler.num_waiting == len(self.streams)
         assert scheduler.num_reserved == len(self._reserved())
+        present = [stream for stream in self.streams.values() if stream.sequence.block_ids or stream.is_reserved]
+        assert len(present) <= 1 or not any(stream.sequence.runs_alone for stream in present), "company for a lone one"
+        assert scheduler.is_exclusive == any(stream.sequence.runs_alone for stream in self.streams.values())
         owned = {block for stream in self.streams.values() for block in stream.sequence.block_ids}
         owned |= {block for _, blocks in self.receivers for block in blocks}
         assert self.pool.num_referenced == len(owned)

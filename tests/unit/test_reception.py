@@ -7,7 +7,7 @@ import pytest
 from common.messages.ids import BlockId, Epoch, PlacementNumber, RequestId, TryNumber
 from common.scheduling.sequence import SequenceKey
 from common.transfer.protocols import PageCopy
-from decode_worker.reception import Attempt, AttemptLost, Commit, Reception
+from decode_worker.reception import Attempt, AttemptLost, Commit, Reception, TryLoss
 from proto import worker_pb2 as pb
 from tests.support.broker_records import worker_record
 from tests.support.polling import turns
@@ -80,18 +80,19 @@ async def test_nothing_wanted_but_the_token() -> None:
 
 async def test_a_lost_try_stays_lost() -> None:
     attempt = begin(make_reception())
-    attempt.lose("first reason")
-    attempt.lose("second reason")
+    attempt.lose(TryLoss.DIED, "first reason")
+    attempt.lose(TryLoss.OVER, "second reason")
     attempt.take_commit(COMMIT, is_last=True)
     attempt.arrive([2, 3, 4])
-    with pytest.raises(AttemptLost, match="first reason"):
+    with pytest.raises(AttemptLost, match="first reason") as lost:
         await attempt.outcome
+    assert lost.value.loss is TryLoss.DIED
 
 
 async def test_a_won_try_cannot_be_lost() -> None:
     attempt = begin(make_reception(num_blocks=0))
     attempt.take_commit(COMMIT, is_last=False)
-    attempt.lose("too late")
+    attempt.lose(TryLoss.SILENT, "too late")
     assert await attempt.outcome == COMMIT
 
 
@@ -119,7 +120,7 @@ async def test_only_the_running_try_is_current() -> None:
     assert reception.current(binding) is None
     second = begin(reception, 2)
     assert reception.current(binding) is second
-    second.lose("over")
+    second.lose(TryLoss.OVER, "over")
     assert reception.current(binding) is None
     assert [attempt.outcome.done() for attempt in (first, second)] == [False, True]
     assert isinstance(second.outcome.exception(), AttemptLost)
@@ -148,3 +149,10 @@ async def test_stopping_waits_for_every_copy() -> None:
     may_stop.set()
     await stopping
     assert num_stopped == 3
+
+
+@pytest.mark.parametrize("loss", list(TryLoss))
+def test_what_counts_against_the_request(loss: TryLoss) -> None:
+    """A loss for which the request may be the cause, and no other."""
+    counts = {TryLoss.DIED, TryLoss.SILENT, TryLoss.STALLED, TryLoss.FAILED, TryLoss.CORRUPT}
+    assert loss.is_failure == (loss in counts)
