@@ -156,8 +156,8 @@ class Feeds:
 
     async def _judge_silence(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
             for source in self._silence.look(self._clock()):
                 self._silence.forget(source)
                 if (call := self._calls.get(source)) is not None:
                     call.reschedule(asyncio.get_running_loop().time())
+            await asyncio.sleep(LOOK_S)

@@ -54,15 +54,17 @@ def quicken_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 class DispatchHarness:
     """One gateway's cluster view and dispatcher; the third failure of a request ends it."""
 
+    gateway = GatewayId("g")
+
     def __init__(self) -> None:
         index = MemoryModelIndex()
         self.broker = MemoryBroker(MODEL, index=index)
         self.metrics = GatewayMetrics(CollectorRegistry())
-        self.dispatcher = Dispatcher(GatewayId("g"), MAX_FAILURES, self.metrics, Proofs(60.0))
+        self.dispatcher = Dispatcher(self.gateway, MAX_FAILURES, self.metrics, Proofs(60.0))
         self.channels = Channels(SECRET)
-        self.feeds = Feeds(GatewayId("g"), self.channels, self.dispatcher)
+        self.feeds = Feeds(self.gateway, self.channels, self.dispatcher)
         view = ModelView(self.broker.registry, self.broker.jobs)
-        self.roster = Roster(GatewayId("g"), self.feeds, index.models, lambda model: view, self.metrics)
+        self.roster = Roster(self.gateway, self.feeds, index.models, lambda model: view, self.metrics)
         self.dispatcher.attach(self.roster, self.feeds)
         self._watching = asyncio.create_task(self.roster.watch())
         self._workers: list[ScriptedWorker] = []

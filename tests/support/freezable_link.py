@@ -27,12 +27,16 @@ class FreezableLink:
         """Hand on everything, what came meanwhile first."""
         self._is_flowing.set()
 
-    async def close(self) -> None:
-        """Drop every connection."""
-        if self._server is not None:
-            self._server.close()
+    def cut(self) -> None:
+        """Drop every connection, with what it holds."""
         for connection in self._connections:
             connection.cancel()
+
+    async def close(self) -> None:
+        """Stop listening, too."""
+        if self._server is not None:
+            self._server.close()
+        self.cut()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,16 +44,25 @@ class FreezableLink:
         assert task is not None
         self._connections.add(task)
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+            await self._connect(reader, writer)
         except (OSError, asyncio.CancelledError):
-            return  # either side is gone, or we are closed
+            return  # either side is gone, or we were told to cut
         finally:
             self._connections.discard(task)
             writer.transport.abort()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        pumps = [asyncio.create_task(self._pump(*ends)) for ends in ((reader, far_writer), (far_reader, writer))]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            far_writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(1 << 16):
             await self._is_flowing.wait()
             writer.write(chunk)
-        writer.close()
