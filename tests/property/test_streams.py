@@ -83,6 +83,9 @@ class StreamMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
+        self.placements: list[Placement] = []
+        self.shown: list[int] = []
+        self.read: list[int] = []
         self._open()
 
     @precondition(lambda self: self.stream.is_over or self.is_ended)
@@ -216,9 +219,9 @@ class StreamMachine(RuleBasedStateMachine):
         sampling = SamplingParams(seed=1, max_tokens=10_000)
         self.stream = Stream(GenerateRequest(RequestId("r"), ModelName("m"), [1], sampling), max_failures=10_000)
         self.vocabulary = Vocabulary()
-        self.placements: list[Placement] = []
-        self.shown: list[int] = []
-        self.read: list[int] = []
+        self.placements = []
+        self.shown = []
+        self.read = []
         self.is_ended = False
         self._begin(SOURCES[0])
 
