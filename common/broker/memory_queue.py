@@ -33,6 +33,11 @@ class _Place:
     num_blocks: int = 0
     lane: Lane | None = None
     entry: EntryId | None = None
+    ends_s: float | None = None
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether the deadline of a waiting job has passed."""
+        return self.ends_s is not None and self.ends_s <= now_s
 
 
 class MemoryQueue:
@@ -116,7 +121,8 @@ class MemoryQueue:
                 self._bury(job.request, before, now_s)
                 raise Overloaded("The waiting queue is full.", retry_after_s=self._policy.retry_after_s)
         self._waiting[job.request] = None
-        self._places[job.request] = _Place(job.placement, _State.WAITING, now_s, job, num_blocks)
+        ends_s = None if job.time_left_s is None else now_s + job.time_left_s
+        self._places[job.request] = _Place(job.placement, _State.WAITING, now_s, job, num_blocks, ends_s=ends_s)
         if has_age:
             self._drain(rooms, now_s)
         return self._answer(job.request)
@@ -152,7 +158,9 @@ class MemoryQueue:
         return [(entry, held.job) for entry, held in lane.stream.behind(after)]
 
     def _answer(self, request: RequestId) -> Placed | Waiting:
-        place = self._places[request]
+        place = self._places.get(request)
+        if place is None:  # its time was over at once
+            return Waiting(0)
         if place.state is _State.PLACED and place.lane is not None:
             return Placed(place.lane.worker, place.lane.epoch)
         return Waiting(list(self._waiting).index(request))
@@ -188,7 +196,7 @@ class MemoryQueue:
         for request in requests:
             place = self._places[request]
             assert place.job is not None
-            if not self._has_lease(place.job.gateway, now_s):
+            if not self._is_wanted(place, now_s):
                 self._forget(request)
                 continue
             room = cheapest(rooms, place.num_blocks, 0)
@@ -219,9 +227,10 @@ class MemoryQueue:
 
     def _sweep(self, now_s: float) -> None:
         old_s = now_s - self._policy.record_ttl_s
-        for request in [request for request, place in self._places.items() if place.changed_s <= old_s]:
-            place = self._places[request]
-            if place.state is _State.WAITING and place.job and self._has_lease(place.job.gateway, now_s):
+        for request, place in list(self._places.items()):
+            if place.changed_s > old_s and not place.is_over(now_s):
+                continue
+            if self._is_wanted(place, now_s):
                 place.changed_s = now_s
             else:
                 self._forget(request)
@@ -230,6 +239,12 @@ class MemoryQueue:
         if self._last_beat_s is not None and now_s - self._last_beat_s > self._policy.gateway_ttl_s / 2:
             self._grace_until_s = now_s + self._policy.gateway_ttl_s
         self._last_beat_s = now_s
+
+    def _is_wanted(self, place: _Place, now_s: float) -> bool:
+        """Whether somebody still wants a waiting job: its gateway lives and its deadline has not passed."""
+        if place.state is not _State.WAITING or place.job is None:
+            return False
+        return self._has_lease(place.job.gateway, now_s) and not place.is_over(now_s)
 
     def _has_lease(self, gateway: GatewayId, now_s: float) -> bool:
         return self._leases.get(gateway, 0.0) > now_s or self._grace_until_s > now_s

@@ -1,11 +1,12 @@
 -- Place a job, or let it wait. Behind the prelude's arguments: job, request, placement, gateway, blocks, max_waiting,
--- number of candidates, then (worker, epoch, cost) per lane. Lanes behind the candidates only lose older placements.
+-- ms until its deadline or '' for none, number of candidates, then (worker, epoch, cost) per lane. Lanes behind the
+-- candidates only lose older placements.
 -- Answers {'placed', worker, epoch}, {'waiting', ahead}, {'stale'}, {'full'} or {'elsewhere', worker, epoch}: call
 -- again with that lane.
 
 local job, request, placement = ARGV[ARG + 1], ARGV[ARG + 2], tonumber(ARGV[ARG + 3])
 local gateway, blocks, max_waiting = ARGV[ARG + 4], tonumber(ARGV[ARG + 5]), tonumber(ARGV[ARG + 6])
-local num_candidates = tonumber(ARGV[ARG + 7])
+local time_left, num_candidates = tonumber(ARGV[ARG + 7]), tonumber(ARGV[ARG + 8])
 
 renew_lease(gateway)
 sweep()
@@ -20,7 +21,7 @@ elseif place and placement <= place.placement then
 end
 
 local lanes, candidates = {}, {}
-for first = ARG + 8, #ARGV, 3 do
+for first = ARG + 9, #ARGV, 3 do
   local lane = open_lane(#lanes, ARGV[first], ARGV[first + 1], tonumber(ARGV[first + 2]))
   lanes[#lanes + 1] = lane
   if #lanes <= num_candidates then
@@ -45,7 +46,9 @@ local function park()
   redis.call('HSET', PARKED, request, job)
   redis.call('PEXPIRE', WAITING, KEEP)
   redis.call('PEXPIRE', PARKED, KEEP)
-  remember(request, {placement = placement, state = 'waiting', blocks = blocks, gateway = gateway})
+  remember(request, {
+    placement = placement, state = 'waiting', blocks = blocks, gateway = gateway, ends = time_left and now + time_left,
+  })
 end
 
 if arrival then -- it stands in the queue already: let the queue decide

@@ -95,7 +95,8 @@ class JobQueue(Protocol):
     """Jobs on their way from gateways to decode workers."""
 
     async def place(self, job: Job, num_blocks: int, candidates: Sequence[Candidate]) -> Placed | Waiting:
-        """Append the job to the stream of the cheapest candidate with room for `num_blocks`, else let it wait.
+        """Append the job to the stream of the cheapest candidate with room for `num_blocks`, else let it wait, for at
+        most its `time_left_s`.
 
         Idempotent by (request, placement). A higher placement of a request removes its older ones. Nobody overtakes a
         waiting job on a worker that could hold it. Raise `Overloaded` if too many wait, `StalePlacement` if the

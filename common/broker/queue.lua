@@ -4,8 +4,8 @@
 -- ARGV 1-3: stream TTL, record TTL, gateway TTL, in ms. ARG is the offset of a script's own arguments.
 --
 -- A worker is {epoch, expires, seen, open, total, free, seats, busy, absorbed, former}; `open`: a ready decode worker.
--- A place is {placement, state, ...}: 'waiting' with blocks and gateway, 'placed' with worker, epoch and entry, or
--- 'withdrawn', the tombstone that refuses a place which arrives later.
+-- A place is {placement, state, ...}: 'waiting' with blocks, gateway and `ends` (its deadline, if any), 'placed' with
+-- worker, epoch and entry, or 'withdrawn', the tombstone that refuses a place which arrives later.
 -- A lane is a worker's stream as seen by one call: what it has left after the reservations of its entries.
 
 local WORKERS, GATEWAYS, WAITING, PARKED, PLACES, AGES, PULSE = unpack(KEYS, 1, 7)
@@ -49,9 +49,14 @@ end
 
 -- Places ---------------------------------------------------------------------------------------------------------
 
+-- What waits becomes old at its deadline, so that `sweep` drops it then; everything else after the record's TTL.
+local function age_of(place)
+  return place.ends and math.min(now, place.ends - RECORD_TTL) or now
+end
+
 local function remember(request, place)
   redis.call('HSET', PLACES, request, cmsgpack.pack(place))
-  redis.call('ZADD', AGES, now, request)
+  redis.call('ZADD', AGES, age_of(place), request)
   redis.call('PEXPIRE', PLACES, KEEP)
   redis.call('PEXPIRE', AGES, KEEP)
 end
@@ -67,12 +72,17 @@ local function forget(request)
   redis.call('ZREM', AGES, request)
 end
 
+-- Whether somebody still wants a waiting job: its gateway lives and its deadline has not passed.
+local function is_wanted(place)
+  return has_lease(place.gateway) and not (place.ends and place.ends <= now)
+end
+
 local function sweep()
   local old = redis.call('ZRANGEBYSCORE', AGES, '-inf', now - RECORD_TTL, 'LIMIT', 0, SWEEP)
   for _, request in ipairs(old) do
     local place = load_row(PLACES, request)
-    if place and place.state == 'waiting' and has_lease(place.gateway) then
-      redis.call('ZADD', AGES, now, request)
+    if place and place.state == 'waiting' and is_wanted(place) then
+      redis.call('ZADD', AGES, age_of(place), request)
     else
       forget(request)
     end
@@ -146,7 +156,7 @@ local function drain(lanes)
   for _, request in ipairs(requests) do
     local place = load_row(PLACES, request)
     local job = redis.call('HGET', PARKED, request)
-    if not (place and place.state == 'waiting' and job and has_lease(place.gateway)) then
+    if not (place and place.state == 'waiting' and job and is_wanted(place)) then
       forget(request)
     else
       local lane = cheapest(lanes, place.blocks, 0)

@@ -37,6 +37,7 @@ class RedisJobQueue:
             job.gateway,
             num_blocks,
             self._policy.max_waiting,
+            "" if job.time_left_s is None else scripts.milliseconds(job.time_left_s),
             len(candidates),
         )
         lanes = [(candidate.worker, candidate.epoch, candidate.cost) for candidate in candidates]

@@ -234,3 +234,60 @@ class TestWaiting:
             order += [queued.job.request for queued in jobs]
             after = jobs[-1].entry
         assert order == [*requests, "newcomer"]
+
+
+class TestDeadlines:
+    """Waiting jobs are dropped at their deadline, counted by the broker's own clock."""
+
+    async def test_a_waiting_job_is_given_to_nobody_after_its_deadline(self, harness: Harness) -> None:
+        broker = harness.broker()
+        await broker.jobs.place(make_job("brief", time_left_s=0.2), 10, ())
+        await broker.jobs.place(make_job("long", time_left_s=600.0), 10, ())
+        await broker.jobs.place(make_job("endless"), 10, ())
+        await harness.elapse(0.25)
+        await broker.registry.beat(worker_record(), worker_load())
+        assert await read(broker) == ["long", "endless"]
+        assert await where(broker, "brief") == Whereabouts.UNKNOWN
+
+    async def test_before_its_deadline_it_is(self, harness: Harness) -> None:
+        broker = harness.broker()
+        await broker.jobs.place(make_job("a", time_left_s=LONG_S), 10, ())
+        await harness.elapse(0.05)
+        await broker.registry.beat(worker_record(), worker_load())
+        assert await read(broker) == ["a"]
+
+    async def test_an_expired_job_makes_room_in_the_waiting_set(self, harness: Harness) -> None:
+        """Also where no worker beats."""
+        broker = harness.broker(policy=BrokerPolicy(max_waiting=3))
+        for request in "abc":
+            await broker.jobs.place(make_job(request, time_left_s=0.2), 10, ())
+        with pytest.raises(Overloaded):
+            await broker.jobs.place(make_job("d"), 10, ())
+        await harness.elapse(0.25)
+        assert await broker.jobs.place(make_job("d"), 10, ()) == Waiting(0)
+
+    async def test_a_later_placement_brings_its_own_deadline(self, harness: Harness) -> None:
+        broker = harness.broker()
+        await broker.jobs.place(make_job("a", time_left_s=0.2), 10, ())
+        assert await broker.jobs.place(make_job("a", 2, time_left_s=600.0), 10, ()) == Waiting(0)
+        await harness.elapse(0.25)
+        await broker.registry.beat(worker_record(), worker_load())
+        assert await read(broker) == ["a"]
+
+    async def test_a_deadline_outlasts_the_records_of_other_jobs(self, harness: Harness) -> None:
+        """A job that waits for longer than records are kept is dropped at its deadline, not before and not never."""
+        broker = harness.broker(policy=BrokerPolicy(record_ttl_s=0.2))
+        gateway = GatewayId("gateway-0")
+        await broker.jobs.place(make_job("a", time_left_s=0.6), 10, ())
+        await harness.elapse(0.3)
+        await broker.jobs.beat_gateway(gateway)
+        assert await where(broker, "a") == Whereabouts.WAITING
+        await harness.elapse(0.35)
+        await broker.jobs.beat_gateway(gateway)
+        assert await where(broker, "a") == Whereabouts.UNKNOWN
+
+    async def test_no_time_left_is_an_answer_too(self, broker: Broker) -> None:
+        assert await broker.jobs.place(make_job("a"), 10, ()) == Waiting(0)
+        assert await broker.jobs.place(make_job("a", 2, time_left_s=0.0), 10, ()) == Waiting(0)
+        await broker.registry.beat(worker_record(), worker_load())
+        assert await read(broker) == []

@@ -60,7 +60,14 @@ def worker_load(
     )
 
 
-def make_job(request: str, placement: int = 1, *, gateway: str = "gateway-0", prompt: bytes = b"\0" * 64) -> Job:
+def make_job(
+    request: str,
+    placement: int = 1,
+    *,
+    gateway: str = "gateway-0",
+    prompt: bytes = b"\0" * 64,
+    time_left_s: float | None = None,
+) -> Job:
     """Return a placement of a request."""
     return Job(
         request=RequestId(request),
@@ -70,6 +77,7 @@ def make_job(request: str, placement: int = 1, *, gateway: str = "gateway-0", pr
         num_prompt_tokens=len(prompt) // 4,
         sampling=SAMPLING,
         prompt=prompt,
+        time_left_s=time_left_s,
     )
 
 
