@@ -38,6 +38,9 @@ LONGEST_LIMIT_S = 30.0
 ROOM_RETRY_S = 0.5
 FIRST_PAUSE_S = 1.0
 
+PAUSED_S = 1.0
+"""A round that ends so long after its time has met a pause of this very process, and tells nothing about the worker."""
+
 MARGIN_S = 2.0
 """How late a due canary may begin and its verdict come: looks are rare, and the event loop may be busy."""
 
@@ -189,6 +192,9 @@ class Canary:
 
     def _settle_late(self, flown: _Round) -> None:
         start = flown.start
+        if self._clock() - flown.ends_at > PAUSED_S:
+            self._rest(start.source)
+            return
         now = next((perch for perch in self._perches() if perch.source == start.source), start)
         has_decoded = now.num_steps > start.num_steps
         has_prefilled = flown.num_tokens == 0 and now.num_prefill_steps > start.num_prefill_steps

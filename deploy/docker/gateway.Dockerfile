@@ -16,5 +16,5 @@ COPY --from=build /opt/tandem /opt/tandem
 ENV PATH=/opt/tandem/bin:$PATH PYTHONUNBUFFERED=1 TANDEM_HOST=0.0.0.0 TANDEM_PORT=8000
 USER tandem
 WORKDIR /home/tandem
-EXPOSE 8000
+EXPOSE 8000 8001
 ENTRYPOINT ["python", "-P", "-m", "gateway"]

@@ -1,4 +1,7 @@
-"""`GET /health/live` and `GET /health/ready`: this process is not broken; a request could be served now."""
+"""`GET /health/live` and `GET /health/ready`: this process is not broken; a request could be served now.
+
+The second is proven: tokens have come back from a decode worker within the last interval (`gateway.canary`).
+"""
 
 import msgspec
 from aiohttp import web

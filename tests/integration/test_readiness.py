@@ -146,6 +146,15 @@ async def test_a_wedged_worker_of_two_gets_nothing_and_the_gateway_stays_ready(a
     assert all(proofs.age_s(perch.source) is not None for perch in list_perches(aviary.roster))
 
 
+async def test_a_canary_fits_into_a_small_worker(aviary: Aviary) -> None:
+    worker = await aviary.add_worker("decode-0", num_blocks=2)
+    aviary.send_canaries(RARELY_S)
+    job = await job_of(worker)
+    assert job.num_prompt_tokens == 30
+    answer(worker, job, [9, 10])
+    await aviary.until_ready()
+
+
 async def test_real_answers_are_proof_enough(aviary: Aviary) -> None:
     player = await aviary.add_player("decode-0", 1)
     assert aviary.reason

@@ -45,6 +45,8 @@ class FakeEngine:
     clock: "Time"
     scripts: dict[str, list[GenerateEvent | Exception]] = field(default_factory=dict)
     requests: list[GenerateRequest] = field(default_factory=list)
+    pause_s: float = 0.0
+    """So late is the end of a request's time."""
 
     async def models(self) -> Sequence[ModelCard]:
         return []
@@ -57,7 +59,7 @@ class FakeEngine:
         for item in self.scripts[str(request.worker)]:
             if isinstance(item, DeadlineExceeded):
                 assert request.deadline_s is not None
-                self.clock.now_s += request.deadline_s
+                self.clock.now_s += request.deadline_s + self.pause_s
             if isinstance(item, Exception):
                 raise item
             yield item
@@ -253,6 +255,17 @@ async def test_a_worker_that_was_away_proves_itself_again_at_once(aviary: Aviary
     assert not aviary.is_ready
     assert await aviary.look() == 1
     assert aviary.is_ready
+
+
+async def test_a_pause_of_the_gateway_is_no_failure_of_a_worker(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    aviary.engine.pause_s = 2.0
+    assert await aviary.look() == 1
+    assert aviary.proofs.is_trusted(PERCH.source)
+    aviary.engine.pause_s = 0.0
+    aviary.time.now_s += FIRST_PAUSE_S
+    assert await aviary.look() == 1
+    assert not aviary.proofs.is_trusted(PERCH.source)
 
 
 async def test_the_end_of_a_worker_is_no_failure_of_its_canary(aviary: Aviary) -> None:

@@ -27,6 +27,9 @@ class CancelRequest(_message.Message):
     """The `id` of the response or of any of its chunks ("chatcmpl-<32 hex digits>", "cmpl-<32 hex digits>"), or the
     32 hex digits alone, which the response header `x-request-id` shows to clients that sent none of their own.
 
+    A stream tells its id with its first event, or, while it waits for long, in the head before its first keep-alive
+    comment. An answer that is not streamed tells it too late to be of use: such a client closes its connection instead.
+
     A client's own `x-request-id` is not accepted: others could guess it. The id is drawn at random for every request and
     only its client learns it, so whoever knows it may end the request.
     """
@@ -49,7 +52,9 @@ class CancelReply(_message.Message):
 
     IS_KNOWN_FIELD_NUMBER: _builtins.int
     is_known: _builtins.bool
-    """Whether a request of this id was under way. False: it has ended, or never was."""
+    """Whether a request of this id was under way. False: it has ended, or never was, or the gateway that has it could not
+    be reached within two seconds, so that asking again may help.
+    """
     def __init__(
         self,
         *,
