@@ -87,7 +87,7 @@ class Announcer:
             traceparent = self._witness.prefilled(holding, span)
         verdict = pb.VERDICT_GO
         pages = [
-            pb.PageRef(block_index=page.block_index, page=page.page, generation=page.generation)
+            pb.PageRef(block_index=page.block_index, page=page.page, generation=page.generation, checksum=page.checksum)
             for page in span.pages
             if page.block_index in holding.wanted
         ]

@@ -1,6 +1,7 @@
 """The prefill worker's policy inside the engine thread: commands from the edge, events for it."""
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -34,11 +35,15 @@ Command = Admit | Release
 
 @dataclass(frozen=True, slots=True)
 class PageReady:
-    """A complete page: which block of the sequence it is, where it lies, and the generation it must keep."""
+    """A complete page: which block of the sequence it is, where it lies, and the generation it must keep.
+
+    `checksum` is the CRC-32 of its bytes as peers reach them; None unless pages are verified.
+    """
 
     block_index: int
     page: BlockId
     generation: Generation
+    checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +58,24 @@ class SpanReady:
 
 
 class PrefillCore:
-    """Drives a `PrefillScheduler`; see `common.runtime.engine.Core`."""
+    """Drives a `PrefillScheduler`; see `common.runtime.engine.Core`.
 
-    def __init__(self, scheduler: PrefillScheduler, pool: BlockPool, staging: Staging | None = None) -> None:
+    With `published_page`, which returns the bytes of a page as peers reach them, every page is announced with its
+    checksum. That takes the engine's time: 1.2 GB/s (zlib 1.2.13), 0.6 ms for a page of 16 tokens of SmolLM2 135M in
+    fp32, while computing those tokens takes tens of milliseconds.
+    """
+
+    def __init__(
+        self,
+        scheduler: PrefillScheduler,
+        pool: BlockPool,
+        staging: Staging | None = None,
+        published_page: Callable[[BlockId], memoryview] | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._pool = pool
         self._staging = staging or NoStaging()
+        self._published_page = published_page
         self._num_announced: dict[SequenceKey, int] = {}
 
     def obey(self, command: Command) -> Iterable[SpanReady]:
@@ -111,7 +128,9 @@ class PrefillCore:
         sequence = self._scheduler.sequence(progress.key)
         blocks = [] if sequence is None else sequence.block_ids[first : progress.num_ready_blocks]
         self._staging.publish(blocks)
-        pages = tuple(
-            PageReady(index, block, self._pool.generation(block)) for index, block in enumerate(blocks, start=first)
-        )
+        pages = tuple(self._page(index, block) for index, block in enumerate(blocks, start=first))
         return SpanReady(progress.key, pages, progress.token, progress.num_cached, progress.failure)
+
+    def _page(self, index: int, block: BlockId) -> PageReady:
+        checksum = None if self._published_page is None else zlib.crc32(self._published_page(block))
+        return PageReady(index, block, self._pool.generation(block), checksum)

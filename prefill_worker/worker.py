@@ -86,7 +86,8 @@ class PrefillWorker:
             token_budget=settings.token_budget,
             chunk_size=settings.chunk_size,
         )
-        return PrefillCore(scheduler, pool, staging)
+        published_page = foundation.memory.page if settings.verify_pages else None
+        return PrefillCore(scheduler, pool, staging, published_page)
 
     def _has_room(self) -> bool:
         load = self._edge.load

@@ -25,6 +25,7 @@ NUM_BLOCKS = 8
 
 @pytest.fixture
 async def fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabric]:
+    monkeypatch.setattr(prefill_worker.intake, "BIND_USUAL_S", 60.0)  # on a busy machine everybody is late
     async with running_fabric(monkeypatch) as fabric:
         yield fabric
 
@@ -54,16 +55,11 @@ def key_of_first_try(request: str) -> SequenceKey:
     return SequenceKey(RequestId(request), PlacementNumber(1), TryNumber(1))
 
 
-async def commit_of(author: ScriptedAuthor, request: str = "r") -> pb.CommitRequest:
-    await until(lambda: [c for c in author.commits if c.binding.request == request], f"{request} is committed")
-    return next(commit for commit in author.commits if commit.binding.request == request)
-
-
 async def test_every_page_is_announced_once_and_holds_what_it_should(
     author: ScriptedAuthor, prefill: Node[PrefillWorker], fabric: Fabric
 ) -> None:
     entry = await author.publish("r", PROMPT)
-    commit = await commit_of(author)
+    commit = await author.committed()
     assert (commit.token, commit.epoch, commit.failure) == (answer(PROMPT, 1)[0], prefill.record.epoch, "")
     pages = author.pages("r")
     assert [page.block_index for page in pages] == list(range(NUM_BLOCKS))
@@ -83,14 +79,14 @@ async def test_blocks_that_are_not_wanted_are_not_announced(
 ) -> None:
     author.first_block = 3
     await author.publish("r", PROMPT)
-    await commit_of(author)
+    await author.committed()
     assert [page.block_index for page in author.pages("r")] == list(range(3, NUM_BLOCKS))
 
 
 async def test_its_own_cache_counts_and_spares_the_work(author: ScriptedAuthor, prefill: Node[PrefillWorker]) -> None:
     for request, num_cached in (("first", 0), ("second", 28)):
         await author.publish(request, PROMPT)
-        commit = await commit_of(author, request)
+        commit = await author.committed(request)
         assert (commit.num_cached_tokens, commit.token) == (num_cached, answer(PROMPT, 1)[0])
         assert len(author.pages(request)) == NUM_BLOCKS
     assert prefill.valve.computed("second") == [(28, 2)]
@@ -101,7 +97,7 @@ async def test_the_early_copy_continues_what_was_shown(
 ) -> None:
     client = await fabric.client(prefill.record)
     await author.publish("r", PROMPT, num_shown=3)
-    await commit_of(author)
+    await author.committed()
     await until(lambda: client.events["r", 1], "the early copy is here")
     (event,) = client.events["r", 1]
     assert (event.tokens.index, event.tokens.is_early) == (3, True)
@@ -118,7 +114,7 @@ async def test_a_bind_that_is_refused(
     await until(lambda: author.binds, "it has asked")
     author.verdicts["bind"] = pb.VERDICT_GO
     await author.publish("r", PROMPT)
-    await commit_of(author)
+    await author.committed()
     assert not prefill.valve.computed("refused")
     assert await fabric.num_tasks() == 2  # whose tasks they are is not its business
 
@@ -143,14 +139,14 @@ async def test_an_announcement_that_is_refused_ends_the_work(
 async def test_a_commit_that_is_refused_ends_the_binding(author: ScriptedAuthor, prefill: Node[PrefillWorker]) -> None:
     author.verdicts["commit"] = pb.VERDICT_STALE
     await author.publish("r", PROMPT)
-    await commit_of(author)
+    await author.committed()
     await until_released(prefill)
 
 
 async def test_b039_a_lease_that_is_not_renewed_ends(author: ScriptedAuthor, prefill: Node[PrefillWorker]) -> None:
     author.lease_s = 0.2
     await author.publish("r", PROMPT)
-    await commit_of(author)
+    await author.committed()
     pages = author.pages("r")
     memory = prefill.edge.foundation.memory
     await until_released(prefill)
@@ -163,8 +159,8 @@ async def test_a_lease_that_is_renewed_goes_on(author: ScriptedAuthor, prefill: 
     author.lease_s = 0.4
     await author.publish("kept", PROMPT)
     await author.publish("left", PROMPT)
-    await commit_of(author, "kept")
-    await commit_of(author, "left")
+    await author.committed("kept")
+    await author.committed("left")
     while num_held(prefill) == 2:
         assert await author.renew(prefill.record, "kept", "unheard of") == ["unheard of"]
     assert await author.renew(prefill.record, "kept", "left") == ["left"]
@@ -190,7 +186,7 @@ async def test_a_release_may_overtake_the_answer_to_the_bind(
     await author.release(prefill.record, "r")
     author.is_answering.set()
     await author.publish("other", PROMPT)
-    await commit_of(author, "other")
+    await author.committed("other")
     assert num_held(prefill) == 1
     assert not prefill.valve.computed("r")
 
@@ -203,7 +199,7 @@ async def test_a_renewal_may_overtake_the_answer_to_the_bind(
     await until(lambda: author.binds, "it has asked")
     assert await author.renew(prefill.record, "r", "other") == ["other"]
     author.is_answering.set()
-    await commit_of(author)
+    await author.committed()
 
 
 async def test_the_task_of_an_author_that_is_gone_is_deleted(
@@ -247,7 +243,7 @@ async def test_orphans_of_dead_claimers_are_swept_and_others_left(
 async def test_b042_a_prompt_that_the_pool_cannot_hold(fabric: Fabric, author: ScriptedAuthor) -> None:
     prefill = await fabric.prefill(num_blocks=4)
     await author.publish("r", PROMPT)
-    failure = (await commit_of(author)).failure
+    failure = (await author.committed()).failure
     assert "30" in failure
     assert str(4 * BLOCK_SIZE) in failure
     assert not author.announced
@@ -263,8 +259,8 @@ async def test_a_task_that_is_delivered_twice_is_computed_once(
     await author.publish("other", PROMPT)
     await until(lambda: len(author.binds) >= 2, "all are claimed")
     prefill.valve.open()
-    await commit_of(author, "other")
-    await commit_of(author)
+    await author.committed("other")
+    await author.committed()
     assert sum(length for _, length in prefill.valve.computed("r")) == len(PROMPT)
     assert not prefill.task.done()
 
@@ -290,7 +286,7 @@ async def test_room_is_made_by_bindings_that_end_unseen(author: ScriptedAuthor, 
     await author.publish("next", PROMPT)
     await author.release(prefill.record, *names)
     prefill.valve.open()
-    await commit_of(author, "next")
+    await author.committed("next")
 
 
 async def test_an_author_that_does_not_answer_holds_up_nobody_for_long(
@@ -302,7 +298,7 @@ async def test_an_author_that_does_not_answer_holds_up_nobody_for_long(
     frozen.is_answering.clear()
     await frozen.publish("frozen", PROMPT)
     await author.publish("r", PROMPT)
-    await commit_of(author)
+    await author.committed()
     await frozen.stop()
 
 
@@ -316,7 +312,7 @@ async def test_b048_an_author_restarts_at_its_address_while_it_is_asked(
     channels.channel(author.record.address, Epoch(author.record.epoch + 1))  # whoever calls the new one first
     author.is_answering.set()
     await author.publish("new", PROMPT)
-    await commit_of(author, "new")
+    await author.committed("new")
 
 
 async def test_an_announcer_that_fails_lets_go(
@@ -335,7 +331,7 @@ async def test_a_block_that_leaks_is_noticed_when_the_engine_is_idle(
     author: ScriptedAuthor, prefill: Node[PrefillWorker], fabric: Fabric, caplog: pytest.LogCaptureFixture
 ) -> None:
     await author.publish("r", PROMPT)
-    await commit_of(author)
+    await author.committed()
     assert prefill.edge.load.num_violations == 0
     engine = prefill.edge.engine
     assert engine is not None
@@ -357,7 +353,7 @@ async def test_draining_waits_for_the_pages_to_be_pulled(
     author: ScriptedAuthor, prefill: Node[PrefillWorker], fabric: Fabric
 ) -> None:
     await author.publish("r", PROMPT)
-    await commit_of(author)
+    await author.committed()
     prefill.signals.stop.set()
     await until(lambda: prefill.edge.health == "draining", "it drains")
     assert await author.renew(prefill.record, "r") == []

@@ -19,12 +19,15 @@ from tests.support.tagged_pages import answer
 from tests.support.worker_fabric import CHUNK_SIZE, SECRET, Fabric, Node, running_fabric
 
 PROMPT = list(range(600, 630))
-LONG_S = 60.0
+LONG_S = 300.0
 """A timeout that no test may wait for."""
+
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
 async def fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabric]:
+    monkeypatch.setattr(prefill_worker.intake, "BIND_USUAL_S", LONG_S)  # on a busy machine everybody is late
     async with running_fabric(monkeypatch) as fabric:
         yield fabric
 
@@ -40,17 +43,13 @@ async def author(fabric: Fabric) -> AsyncIterator[ScriptedAuthor]:
 @pytest.fixture
 async def frozen(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedAuthor]:
     """An author that does not answer."""
+    monkeypatch.setattr(prefill_worker.intake, "BIND_USUAL_S", 0.1)
     monkeypatch.setattr(prefill_worker.intake, "BIND_TIMEOUT_S", LONG_S)
     frozen = ScriptedAuthor(fabric.broker, SECRET, "decode-y")
     await frozen.start()
     frozen.is_answering.clear()
     yield frozen
     await frozen.stop()
-
-
-async def committed(author: ScriptedAuthor, request: str = "r") -> pb.CommitRequest:
-    await until(lambda: [c for c in author.commits if c.binding.request == request], f"{request} is committed", 10)
-    return next(commit for commit in author.commits if commit.binding.request == request)
 
 
 async def state_of(fabric: Fabric, node: Node[PrefillWorker]) -> WorkerState | None:
@@ -63,7 +62,7 @@ async def until_told(fabric: Fabric, node: Node[PrefillWorker], health: WorkerHe
         state = await state_of(fabric, node)
         return state is not None and state.load.health is health
 
-    await until(is_told, f"the registry knows that it is {health}", 10)
+    await until(is_told, f"the registry knows that it is {health}", PATIENCE_S)
 
 
 async def readiness(node: Node[PrefillWorker]) -> tuple[int, str]:
@@ -77,7 +76,7 @@ async def readiness(node: Node[PrefillWorker]) -> tuple[int, str]:
 async def run_on(node: Node[PrefillWorker], duration_s: float) -> None:
     """Let the worker run so long by its own clock."""
     until_s = node.edge.clock.now() + duration_s
-    await until(lambda: node.edge.clock.now() > until_s, "time has passed", 20)
+    await until(lambda: node.edge.clock.now() > until_s, "time has passed", PATIENCE_S)
 
 
 class TestStall:
@@ -89,31 +88,31 @@ class TestStall:
         await until_told(fabric, prefill, WorkerHealth.READY)
         prefill.valve.close()
         await author.publish("r", PROMPT)
-        await until(lambda: prefill.valve.is_holding, "the first step runs")
+        await until(lambda: prefill.valve.is_holding, "the first step runs", PATIENCE_S)
         await until_told(fabric, prefill, WorkerHealth.STALLED)
         assert await readiness(prefill) == (503, "stalled")
         assert prefill.edge.metrics.stalled._value.get() == 1
         assert (await author.renewal(prefill.record, "r")).is_stalled
-        await until(lambda: client.stalled, "the gateway knows")
+        await until(lambda: client.stalled, "the gateway knows", PATIENCE_S)
         await author.publish("other", PROMPT)
         prefill.valve.open()
         await until_told(fabric, prefill, WorkerHealth.READY)
         assert await readiness(prefill) == (200, "ready")
         assert prefill.edge.metrics.stalled._value.get() == 0
         assert not (await author.renewal(prefill.record, "r")).is_stalled
-        await until(lambda: not client.stalled, "the gateway knows that, too")
-        assert (await committed(author)).token == answer(PROMPT, 1)[0]
-        await committed(author, "other")  # claimed only now
+        await until(lambda: not client.stalled, "the gateway knows that, too", PATIENCE_S)
+        assert (await author.committed()).token == answer(PROMPT, 1)[0]
+        await author.committed("other")  # claimed only now
 
     async def test_it_claims_nothing_while_it_is_stalled(self, fabric: Fabric, author: ScriptedAuthor) -> None:
         prefill = await fabric.prefill(stall_s=0.2)
         prefill.valve.close()
         await author.publish("r", PROMPT)
-        await until(lambda: prefill.edge.is_stalled, "it is stalled")
-        await until(lambda: prefill.worker._intake.is_at_rest, "the last claim is over")
+        await until(lambda: prefill.edge.is_stalled, "it is stalled", PATIENCE_S)
+        await until(lambda: prefill.worker._intake.is_at_rest, "the last claim is over", PATIENCE_S)
         await author.publish("other", PROMPT)
         await fabric.prefill("prefill-1")
-        await committed(author, "other")
+        await author.committed("other")
         assert len(prefill.worker._holdings) == 1
         prefill.valve.open()
 
@@ -121,8 +120,8 @@ class TestStall:
         prefill = await fabric.prefill(stall_s=0.1)
         prefill.valve.close()
         await author.publish("r", PROMPT)
-        await until(lambda: prefill.valve.is_holding, "the first step runs")
-        async with asyncio.timeout(20):
+        await until(lambda: prefill.valve.is_holding, "the first step runs", PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
             assert await prefill.task == 1
         assert await state_of(fabric, prefill) is None
         prefill.valve.open()
@@ -130,7 +129,7 @@ class TestStall:
     async def test_idle_is_not_stalled(self, fabric: Fabric, author: ScriptedAuthor) -> None:
         prefill = await fabric.prefill(stall_s=0.1)
         await author.publish("r", PROMPT)
-        await committed(author)
+        await author.committed()
         await run_on(prefill, 0.7)
         assert prefill.edge.health is WorkerHealth.READY
         assert not prefill.task.done()
@@ -143,13 +142,13 @@ class TestPause:
         author.lease_s = 0.6
         prefill = await fabric.prefill(lease_s=0.6)
         await author.publish("r", PROMPT)
-        await committed(author)
+        await author.committed()
         renewing = asyncio.ensure_future(author.renew(prefill.record, "r"))
         await turns()
         time.sleep(1.5)  # noqa: ASYNC251 - this is the pause
         assert await renewing == []  # it stood in the socket
         assert len(prefill.worker._holdings) == 1
-        await until(lambda: len(prefill.worker._holdings) == 0, "nobody renews it any more", 10)
+        await until(lambda: len(prefill.worker._holdings) == 0, "nobody renews it any more", PATIENCE_S)
 
     async def test_a_pause_is_no_stall(
         self, fabric: Fabric, author: ScriptedAuthor, monkeypatch: pytest.MonkeyPatch
@@ -157,14 +156,14 @@ class TestPause:
         prefill = await fabric.prefill(stall_s=1.0, lease_s=0.6)
         prefill.valve.close()
         await author.publish("r", PROMPT)
-        await until(lambda: prefill.valve.is_holding, "a step runs")
+        await until(lambda: prefill.valve.is_holding, "a step runs", PATIENCE_S)
         verdicts: list[bool] = []
         monkeypatch.setattr(prefill.edge.feeds, "tell_stalled", verdicts.append)
         await run_on(prefill, 0.3)  # the watch has seen the step
         time.sleep(2.0)  # noqa: ASYNC251 - this is the pause
         await run_on(prefill, 0.2)  # and looks again
         prefill.valve.open()
-        await committed(author)
+        await author.committed()
         assert verdicts == []
 
 
@@ -176,17 +175,17 @@ class TestSilentAuthors:
             await frozen.publish(f"frozen-{number}", PROMPT)
         await author.publish("r", PROMPT)
         await fabric.prefill()
-        await committed(author)
-        assert len(frozen.binds) == 3 * MAX_RUNNING
+        await author.committed()
+        await until(lambda: len(frozen.binds) == 3 * MAX_RUNNING, "all are asked for", PATIENCE_S)
 
     async def test_one_that_wakes_up_gets_its_answers(self, fabric: Fabric, frozen: ScriptedAuthor) -> None:
         for number in range(3):
             await frozen.publish(str(number), [number, *PROMPT])
         await fabric.prefill()
-        await until(lambda: len(frozen.binds) == 3, "all are asked for")
+        await until(lambda: len(frozen.binds) == 3, "all are asked for", PATIENCE_S)
         frozen.is_answering.set()
         for number in range(3):
-            assert (await committed(frozen, str(number))).token == answer([number, *PROMPT], 1)[0]
+            assert (await frozen.committed(str(number))).token == answer([number, *PROMPT], 1)[0]
 
 
 class TestCancels:
@@ -197,16 +196,16 @@ class TestCancels:
         prefill = await fabric.prefill(num_blocks=256)
         prefill.valve.close()
         entries = [await author.publish(f"long-{number}", [number] * 120) for number in range(10)]
-        await until(lambda: len(prefill.worker._holdings) == MAX_RUNNING, "it is full")
-        await until(lambda: prefill.valve.is_holding, "the first step runs")
+        await until(lambda: len(prefill.worker._holdings) == MAX_RUNNING, "it is full", PATIENCE_S)
+        await until(lambda: prefill.valve.is_holding, "the first step runs", PATIENCE_S)
         for entry in entries:
             await fabric.broker.tasks(FINGERPRINT).delete(entry)
         await author.release(prefill.record, *(f"long-{number}" for number in range(10)))
         await author.publish("short", PROMPT[:4])
         prefill.valve.let(1)  # the step that had begun
-        await until(lambda: prefill.valve.is_holding, "the next one")
+        await until(lambda: prefill.valve.is_holding, "the next one", PATIENCE_S)
         prefill.valve.let(1)
-        assert (await committed(author, "short")).token == answer(PROMPT[:4], 1)[0]
+        assert (await author.committed("short")).token == answer(PROMPT[:4], 1)[0]
         spans = prefill.valve.spans
         num_before = next(index for index, (key, _, _) in enumerate(spans) if key.request == "short")
         assert sum(length for _, _, length in spans[:num_before]) <= 2 * CHUNK_SIZE  # one step
@@ -222,7 +221,7 @@ class TestCancels:
         await author.publish("r", PROMPT)
         await fabric.broker.tasks(FINGERPRINT).delete(entry)
         prefill = await fabric.prefill()
-        await committed(author)
+        await author.committed()
         assert [bind.binding.request for bind in author.binds] == ["r"]
         assert not prefill.valve.computed("gone")
 
@@ -231,12 +230,16 @@ class TestCancels:
         author.is_answering.clear()
         prefill = await fabric.prefill()
         await author.publish("gone", PROMPT)
-        await until(lambda: author.binds, "it is claimed")
+        await until(lambda: author.binds, "it is claimed", PATIENCE_S)
         author.is_answering.set()
-        await until(lambda: prefill.worker._intake.is_at_rest or prefill.worker._intake._is_claiming, "it is answered")
+        await until(
+            lambda: prefill.worker._intake.is_at_rest or prefill.worker._intake._is_claiming,
+            "it is answered",
+            PATIENCE_S,
+        )
         author.verdicts["bind"] = pb.VERDICT_GO
         await author.publish("r", PROMPT)
-        await committed(author)
+        await author.committed()
         assert not prefill.valve.computed("gone")
         assert prefill.edge.load.num_cancelled_chunks == 0
 
@@ -250,7 +253,7 @@ class TestPoison:
         first = await fabric.prefill()
         first.valve.close()
         await author.publish("poison", PROMPT)
-        await until(lambda: first.valve.is_holding, "it is being computed")
+        await until(lambda: first.valve.is_holding, "it is being computed", PATIENCE_S)
         await first.kill()
         second = await fabric.prefill("prefill-1")
         sweeps = second.worker._intake._tasks
@@ -262,22 +265,22 @@ class TestPoison:
             return await abandoned(*arguments)  # type: ignore[arg-type]  # passed on
 
         monkeypatch.setattr(sweeps, "abandoned", count)
-        await until(lambda: num_sweeps > 3, "the second worker has looked at it")
+        await until(lambda: num_sweeps > 3, "the second worker has looked at it", PATIENCE_S)
         assert [bind.worker for bind in author.binds] == [first.record.worker]
         assert not second.valve.computed("poison")
         await author.publish("poison", PROMPT, try_number=2)
-        await committed(author, "poison")
+        await author.committed("poison")
         assert [bind.binding.try_number for bind in author.binds] == [1, 2]
 
 
 class TestDrain:
     async def test_what_the_last_claim_brings_is_computed(self, fabric: Fabric, author: ScriptedAuthor) -> None:
         prefill = await fabric.prefill()
-        await until(lambda: prefill.worker._intake._is_claiming, "a claim is under way")
+        await until(lambda: prefill.worker._intake._is_claiming, "a claim is under way", PATIENCE_S)
         prefill.signals.stop.set()
-        await until(lambda: prefill.edge.health is WorkerHealth.DRAINING, "it drains")
+        await until(lambda: prefill.edge.health is WorkerHealth.DRAINING, "it drains", PATIENCE_S)
         await author.publish("r", PROMPT)
-        await committed(author)
+        await author.committed()
         assert not prefill.task.done()
         await author.publish("later", PROMPT)
         await author.release(prefill.record, "r")
@@ -288,7 +291,7 @@ class TestDrain:
     async def test_it_is_not_open_and_leaves_the_registry(self, fabric: Fabric, author: ScriptedAuthor) -> None:
         prefill = await fabric.prefill()
         await author.publish("r", PROMPT)
-        await committed(author)
+        await author.committed()
         prefill.signals.stop.set()
         await until_told(fabric, prefill, WorkerHealth.DRAINING)
         state = await state_of(fabric, prefill)
@@ -303,11 +306,11 @@ class TestDrain:
         prefill = await fabric.prefill()
         prefill.valve.close()
         await author.publish("r", PROMPT)
-        await until(lambda: prefill.valve.is_holding, "the first chunk is about to be computed")
+        await until(lambda: prefill.valve.is_holding, "the first chunk is about to be computed", PATIENCE_S)
         prefill.signals.stop.set()
         await until_told(fabric, prefill, WorkerHealth.DRAINING)
         prefill.valve.open()
-        assert (await committed(author)).token == answer(PROMPT, 1)[0]
+        assert (await author.committed()).token == answer(PROMPT, 1)[0]
         await author.release(prefill.record, "r")
         assert await prefill.task == 0
 
@@ -317,25 +320,25 @@ class TestDrain:
         author.lease_s = 0.3
         prefill = await fabric.prefill()
         await author.publish("r", PROMPT)
-        await committed(author)
+        await author.committed()
         prefill.signals.stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await prefill.task == 0
         assert prefill.is_idle
 
     async def test_it_ends_in_time_whatever_is_left(self, fabric: Fabric, author: ScriptedAuthor) -> None:
         prefill = await fabric.prefill(drain_s=0.2)
         await author.publish("r", PROMPT)
-        await committed(author)
+        await author.committed()
         prefill.signals.stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await prefill.task == 0
 
 
 async def test_the_heartbeat_counts_bindings_and_tries(fabric: Fabric, author: ScriptedAuthor) -> None:
     prefill = await fabric.prefill()
     await author.publish("r", PROMPT)
-    await committed(author)
+    await author.committed()
     assert await author.renew(prefill.record, "r", "unheard of") == ["unheard of"]
 
     async def is_told(num_bindings: int) -> bool:
@@ -344,6 +347,6 @@ async def test_the_heartbeat_counts_bindings_and_tries(fabric: Fabric, author: S
         load = msgspec.structs.asdict(state.load)
         return (load["num_bindings"], load["num_tries"], load["num_stale"]) == (num_bindings, 1, 1)
 
-    await until(lambda: is_told(1), "it holds one")
+    await until(lambda: is_told(1), "it holds one", PATIENCE_S)
     await author.release(prefill.record, "r")
-    await until(lambda: is_told(0), "it holds none")
+    await until(lambda: is_told(0), "it holds none", PATIENCE_S)

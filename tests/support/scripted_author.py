@@ -19,6 +19,7 @@ from common.rpc.server import bind, make_server
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeServicer, PrefillStub, add_DecodeServicer_to_server
 from tests.support.broker_records import FINGERPRINT, MODEL
+from tests.support.polling import until
 from tests.support.tagged_pages import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class ScriptedAuthor(DecodeServicer):
         """End first tries."""
         message = pb.ReleaseRequest(bindings=[_binding(request) for request in requests], epoch=self.record.epoch)
         await self._stub(prefill).Release(message, timeout=5)
+
+    async def committed(self, request: str = "r") -> pb.CommitRequest:
+        """Wait for the commit of a request."""
+        await until(lambda: [c for c in self.commits if c.binding.request == request], f"{request} is committed", 30)
+        return next(commit for commit in self.commits if commit.binding.request == request)
 
     def pages(self, request: str) -> list[pb.PageRef]:
         """Return all pages announced for a request, in order."""

@@ -1,5 +1,7 @@
 """The prefill worker's engine policy: which pages are told, when, and under which generation."""
 
+import zlib
+
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.scheduling.emission import FailureCode
@@ -70,6 +72,16 @@ def test_a_page_is_named_by_its_place_and_generation() -> None:
     while not (spans := core.step()) or spans[0].token is None:
         pass
     assert core.generations[page.page] > 10
+
+
+def test_verified_pages_are_told_with_the_checksums_of_what_peers_reach() -> None:
+    core = Core()
+    pages = [bytearray([number]) * 32 for number in range(NUM_BLOCKS)]
+    core.core = PrefillCore(core.core._scheduler, core.pool, None, lambda block: memoryview(pages[block]))
+    core.admit(sequence("a", range(6)))
+    (span,) = core.step()
+    assert [page.checksum for page in span.pages] == [zlib.crc32(pages[page.page]) for page in span.pages]
+    assert len({page.checksum for page in span.pages}) == 2
 
 
 def test_cached_pages_are_told_too() -> None:
