@@ -101,6 +101,7 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
         reuse_port=settings.reuse_port,
         max_body_bytes=settings.max_body_bytes,
         max_concurrent_requests=settings.max_concurrent_requests,
+        deadline_s=settings.deadline_s or None,
         vllm_metrics=settings.vllm_metrics,
     )
     metrics = GatewayMetrics(CollectorRegistry())

@@ -29,6 +29,8 @@ class GatewaySettings:
     """A client that takes no bytes for so long is dropped."""
     max_silence_s: float = 300.0
     """A request whose engine says nothing for so long has failed."""
+    deadline_s: float | None = None
+    """The time of a request that names none; None: without end."""
     render_timeout_s: float = 2.0
     """A chat template that takes longer is given up."""
     num_tokenizer_threads: int = 2
@@ -42,5 +44,6 @@ class GatewaySettings:
             if getattr(self, name) < 1:
                 raise InvalidSetting(name, getattr(self, name), "must be at least 1")
         for name in [field.name for field in dataclasses.fields(self) if field.name.endswith("_s")]:
-            if not getattr(self, name) > 0:
-                raise InvalidSetting(name, getattr(self, name), "must be positive")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidSetting(name, value, "must be positive")

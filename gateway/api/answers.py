@@ -11,6 +11,7 @@ from common.errors import GenerationFailed
 from common.telemetry.traces import Stage
 from gateway.api.heading import Heading, heading_of
 from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID, SERVICE, SPAN
+from gateway.deadline import HEADER, Deadline, limit_of
 from gateway.engine import FinishReason, GenerateRequest
 from gateway.event_buffer import EventBuffer
 from gateway.prompts import encode_prompt
@@ -74,19 +75,24 @@ class Accepted:
 
 async def answer(http: web.Request, request: ValidRequest, endpoint: Endpoint) -> web.StreamResponse:
     """Serve `request`; errors are raised, also in the middle of a stream (`answer_errors` answers them)."""
-    service, span = http.app[SERVICE], http[SPAN]
+    service = http.app[SERVICE]
+    limit_s = limit_of(http.headers.getall(HEADER, ()), service.settings.deadline_s)
+    deadline = Deadline(limit_s, http[ARRIVED_S])
     with RequestRecord(service.metrics, http[ARRIVED_S]) as record:
-        with span.stage(Stage.ADMIT):
-            permit = service.admission.admit()
-        with permit:
-            accepted = await _accept(http, service, request, endpoint)
-            record.model = accepted.model.card.model
-            record.num_prompt_tokens = len(accepted.generate.prompt_ids)
-            serve = _stream if request.streams else _whole
-            return await serve(http, service, accepted, record)
+        async with deadline.enforced():
+            with http[SPAN].stage(Stage.ADMIT):
+                permit = service.admission.admit()
+            with permit:
+                accepted = await _accept(http, service, request, endpoint, deadline)
+                record.model = accepted.model.card.model
+                record.num_prompt_tokens = len(accepted.generate.prompt_ids)
+                serve = _stream if request.streams else _whole
+                return await serve(http, service, accepted, record)
 
 
-async def _accept(http: web.Request, service: Service, request: ValidRequest, endpoint: Endpoint) -> Accepted:
+async def _accept(
+    http: web.Request, service: Service, request: ValidRequest, endpoint: Endpoint, deadline: Deadline
+) -> Accepted:
     model = await service.models.get(request.model)
     with http[SPAN].stage(Stage.TOKENIZE):
         prompt_ids = await encode_prompt(request.prompt, model, service.models)
@@ -101,6 +107,7 @@ async def _accept(http: web.Request, service: Service, request: ValidRequest, en
         traceparent=http[SPAN].traceparent,
         tracestate=http[SPAN].tracestate,
         fingerprint=model.card.fingerprint,
+        deadline_s=deadline.left_s,
     )
     heading = heading_of(http, endpoint.id_prefix, model, includes_usage=request.includes_usage)
     return Accepted(request, generate, model, heading, endpoint.shape(heading))

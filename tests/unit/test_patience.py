@@ -1,10 +1,13 @@
 """One timer for many waits."""
 
 import asyncio
+import socket
+import time
 from contextlib import closing
 
 import pytest
 
+from gateway import patience as patience_module
 from gateway.patience import Patience
 
 
@@ -59,3 +62,37 @@ async def test_other_timeouts_are_not_its_own() -> None:
         with pytest.raises(TimeoutError), patience:
             raise TimeoutError
         assert not patience.is_over
+
+
+async def test_our_own_pause_is_no_fault_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came meanwhile waits in the socket, and is read before anybody's patience ends."""
+    monkeypatch.setattr(patience_module, "LATE_S", 0.05)
+    reader, writer = await asyncio.open_connection(sock=_connected_pair(b"news"))
+    with closing(Patience(0.1)) as patience:
+        with patience:
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251 - the pause
+            await asyncio.sleep(0.01)
+            assert await reader.read(4) == b"news"
+        assert not patience.is_over
+    writer.close()
+
+
+async def test_a_pause_gives_grace_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience_module, "LATE_S", 0.05)
+    monkeypatch.setattr(patience_module, "GRACE_S", 0.02)
+
+    async def pause_and_wait() -> None:
+        time.sleep(0.3)  # noqa: ASYNC251 - the pause
+        await asyncio.Event().wait()
+
+    with closing(Patience(0.1)) as patience, pytest.raises(TimeoutError), patience:
+        await pause_and_wait()
+
+
+def _connected_pair(sent: bytes) -> socket.socket:
+    """Return one end of a connection whose other end has sent that and is closed."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(sent)
+    return ours
