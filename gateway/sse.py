@@ -27,6 +27,7 @@ class EventStream:
         self._request = request
         self._patience = Patience(write_timeout_s)
         self._response: web.StreamResponse | None = None
+        self._is_done = False
 
     @property
     def response(self) -> web.StreamResponse | None:
@@ -35,6 +36,7 @@ class EventStream:
 
     async def send(self, payloads: Sequence[bytes]) -> None:
         """Write one event per payload (one line of JSON each), all in one write."""
+        self._is_done = self._is_done or DONE in payloads  # once it is written, even if the client takes it late
         await self._write(b"".join([b"data: %b\n\n" % payload for payload in payloads]))
 
     async def ping(self) -> None:
@@ -42,9 +44,13 @@ class EventStream:
         await self._write(PING)
 
     async def fail(self, payload: bytes) -> web.StreamResponse:
-        """Write the event that ends a broken stream, without `[DONE]`; the connection is closed behind it."""
+        """Write the event that ends a broken stream, without `[DONE]`; the connection is closed behind it.
+
+        Nothing is written behind a `[DONE]`: what failed then is the delivery.
+        """
         try:
-            await self.send([payload])
+            if not self._is_done:
+                await self.send([payload])
         finally:
             self.close()
         assert self._response is not None  # sending has started it
