@@ -1,6 +1,6 @@
 """What `tandem status` knows: the supervisor's processes joined with what the workers say about themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,33 @@ class KVBlocks(msgspec.Struct, frozen=True):
     blocks_cached: int
 
 
+class HandoverReport(msgspec.Struct, frozen=True):
+    """What a process has to do with hand-overs and lost work; None: processes of its role do not count that.
+
+    `bindings` under way and `quarantined` blocks are of now, the others count since the process began (see
+    `WorkerLoad`): `placements` include the `failovers`, which continue a lost one; `stale` messages were ignored.
+    """
+
+    placements: int
+    failovers: int
+    stale: int
+    tries: int | None = None
+    bindings: int | None = None
+    quarantined: int | None = None
+    cancelled_chunks: int | None = None
+    violations: int | None = None
+
+
+class GatewayView(msgspec.Struct, frozen=True):
+    """What a gateway says about itself; `handover` is None if it does not answer."""
+
+    is_ready: bool
+    handover: HandoverReport | None = None
+
+
+NO_ANSWER = GatewayView(is_ready=False)
+
+
 class ProcessReport(msgspec.Struct, frozen=True):
     """One process; what only workers have is None for the others.
 
@@ -47,6 +74,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     restarts: int | None = None
     metrics: str | None = None
     rpc: str | None = None
+    handover: HandoverReport | None = None
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -63,14 +91,17 @@ class StatusReport(msgspec.Struct, frozen=True):
     queues: QueueReport
 
 
-def report_of(state: ClusterState | None, overview: Overview | None, *, is_gateway_ready: bool) -> StatusReport:
-    """Join what the supervisor wrote and what Redis holds; either may be missing."""
+def report_of(
+    state: ClusterState | None, overview: Overview | None, gateways: Mapping[str, GatewayView]
+) -> StatusReport:
+    """Join what the supervisor wrote, what Redis holds and what the gateways (by name) say; any may be missing."""
     workers = overview.workers if overview else ()
     processes: list[ProcessReport] = []
     if state is not None:
         processes.append(_supervisor(state))
         processes += [
-            _supervised(state, entry, workers, is_gateway_ready, overview is not None) for entry in state.processes
+            _supervised(state, entry, workers, gateways.get(entry.name, NO_ANSWER), overview is not None)
+            for entry in state.processes
         ]
     # A seat of ours is shown once: the registry lists the dead process of a restarted worker for some seconds more.
     seats = {process.name for process in processes}
@@ -88,7 +119,7 @@ def _supervised(
     state: ClusterState,
     entry: ProcessEntry,
     workers: Sequence[WorkerState],
-    is_gateway_ready: bool,
+    gateway: GatewayView,
     is_redis_there: bool,
 ) -> ProcessReport:
     pid = entry.ref.pid if entry.ref is not None and is_running(entry.ref) else None
@@ -99,7 +130,7 @@ def _supervised(
         health = DEAD if pid is None else UNREGISTERED
         return ProcessReport(entry.name, entry.role, pid, None, "", health, restarts=entry.restarts)
     is_gateway = entry.role == ChildRole.GATEWAY
-    is_ready = is_gateway_ready if is_gateway else is_redis_there
+    is_ready = gateway.is_ready if is_gateway else is_redis_there
     address = f"{state.host}:{state.port}" if is_gateway else ""
     health = DEAD if pid is None else READY if is_ready else NOT_READY
     return ProcessReport(
@@ -112,6 +143,7 @@ def _supervised(
         restarts=entry.restarts,
         metrics=address if is_gateway else None,
         rpc=f"{state.host}:{state.rpc_port}" if is_gateway else None,
+        handover=gateway.handover,
     )
 
 
@@ -131,4 +163,14 @@ def _worker(row: WorkerState, restarts: int | None = None) -> ProcessReport:
         steps=load.num_steps,
         restarts=restarts,
         metrics=record.metrics_address or None,
+        handover=HandoverReport(
+            placements=load.num_placements,
+            failovers=load.num_failovers,
+            stale=load.num_stale,
+            tries=load.num_tries,
+            bindings=load.num_bindings,
+            quarantined=load.num_quarantined,
+            cancelled_chunks=load.num_cancelled_chunks,
+            violations=load.num_violations,
+        ),
     )

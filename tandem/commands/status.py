@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import msgspec
 from rich.table import Table
 
@@ -16,14 +15,25 @@ from common.lifecycle.exit_codes import EXIT_OK
 from common.settings.parse import parse
 from common.settings.readers import auto, boolean, path, text
 from common.settings.setting import setting
-from tandem.cluster.gateway_probe import is_ready
+from tandem.cluster.gateway_view import view_gateways
 from tandem.cluster.redis_server import shown_address
-from tandem.cluster.report import ProcessReport, StatusReport, report_of
-from tandem.cluster.state import DEFAULT_STATE_DIR, ClusterState, StateDir
+from tandem.cluster.report import HandoverReport, ProcessReport, StatusReport, report_of
+from tandem.cluster.state import DEFAULT_STATE_DIR, StateDir
 from tandem.console import notes, say, table_console
 from tandem.invocation import invocation
 
-TEXT_COLUMNS = ("name", "role", "health", "address", "metrics")
+HANDOVER_COLUMNS = (
+    "hand-over",
+    "bindings",
+    "quarantined",
+    "placements",
+    "failovers",
+    "tries",
+    "stale",
+    "chunks spared",
+    "violations",
+)
+TEXT_COLUMNS = ("name", "role", "health", "address", "metrics", "hand-over")
 COLUMNS = (
     "name",
     "role",
@@ -47,8 +57,9 @@ class StatusSettings:
     """Show every process of a cluster and the lengths of its queues.
 
     --json prints {"processes": [{"name", "role", "pid", "epoch", "address", "health", "kv": {"blocks_total",
-    "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps", "restarts", "metrics", "rpc"}],
-    "queues": {"waiting_jobs", "prefill_tasks"}}; what only workers have is null for the others.
+    "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps", "restarts", "metrics", "rpc",
+    "handover": {"placements", "failovers", "stale", "tries", "bindings", "quarantined", "cancelled_chunks",
+    "violations"}}], "queues": {"waiting_jobs", "prefill_tasks"}}; what processes of a role do not have is null.
     """
 
     state_dir: Path = setting(DEFAULT_STATE_DIR, "folder that was given to `tandem up`", path)
@@ -65,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
     if settings.json:
         say(msgspec.json.encode(report).decode())
     else:
-        _show(report)
+        show(report)
     return EXIT_OK
 
 
@@ -74,13 +85,12 @@ async def _read(settings: StatusSettings) -> StatusReport:
         overview = await _overview(settings.redis_url)
         if overview is None:
             raise StartupError(f"no usable Redis at {shown_address(settings.redis_url)}")
-        return report_of(None, overview, is_gateway_ready=False)
+        return report_of(None, overview, {})
     state_dir = StateDir(settings.state_dir)
     state = state_dir.read_running()
     if state is None:
         raise StartupError(f"no cluster runs in {state_dir.path} (start one with: {invocation()} up)")
-    overview, is_gateway_ready = await asyncio.gather(_overview(state.redis_url), _is_gateway_ready(state))
-    return report_of(state, overview, is_gateway_ready=is_gateway_ready)
+    return report_of(state, *await asyncio.gather(_overview(state.redis_url), view_gateways(state)))
 
 
 async def _overview(redis_url: str) -> Overview | None:
@@ -93,25 +103,44 @@ async def _overview(redis_url: str) -> Overview | None:
         await observer.close()
 
 
-async def _is_gateway_ready(state: ClusterState) -> bool:
-    async with aiohttp.ClientSession() as session:
-        return await is_ready(session, state.url)
-
-
-def _show(report: StatusReport) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def show(report: StatusReport) -> None:
+    """Print the tables and the lengths of the queues."""
     console = table_console()
     columns = COLUMNS if console.width >= NARROWEST_WITH_METRICS else COLUMNS[:-1]
-    for column in columns:
-        table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right")
-    for process in report.processes:
-        table.add_row(*_row(process)[: len(columns)])
-    console.print(table)
+    console.print(_table(columns, [_row(process)[: len(columns)] for process in report.processes]))
+    handovers = [(process.name, process.handover) for process in report.processes if process.handover]
+    if handovers:
+        say("")
+        console.print(_table(HANDOVER_COLUMNS, [_handover_row(name, handover) for name, handover in handovers]))
+        say("")
     queues = report.queues
     if queues.waiting_jobs is None:
         notes.print("Redis does not answer: nothing is known about workers and queues")
     else:
         say(f"queues: {queues.waiting_jobs} waiting jobs, {queues.prefill_tasks} prefill tasks")
+
+
+def _table(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _handover_row(name: str, handover: HandoverReport) -> tuple[str, ...]:
+    return (
+        name,
+        _shown(handover.bindings),
+        _shown(handover.quarantined),
+        _shown(handover.placements),
+        _shown(handover.failovers),
+        _shown(handover.tries),
+        _shown(handover.stale),
+        _shown(handover.cancelled_chunks),
+        _shown(handover.violations),
+    )
 
 
 def _row(process: ProcessReport) -> tuple[str, ...]:
