@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
+from common.broker.memory_broker import MemoryBroker
 from common.messages.chain import chain_of
 from common.messages.codec import unpack_ids
 from common.messages.ids import Fingerprint, GatewayId
@@ -25,6 +25,7 @@ from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from gateway.streams import Source
 from proto import worker_pb2 as pb
+from tests.support.broker_harness import Broker
 from tests.support.broker_records import FINGERPRINT
 from tests.support.freezable_link import FreezableLink
 from tests.support.polling import until
@@ -56,15 +57,14 @@ class DispatchHarness:
 
     gateway = GatewayId("g")
 
-    def __init__(self) -> None:
-        index = MemoryModelIndex()
-        self.broker = MemoryBroker(MODEL, index=index)
+    def __init__(self, broker: Broker | None = None) -> None:
+        self.broker = broker or MemoryBroker(MODEL)
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.dispatcher = Dispatcher(self.gateway, MAX_FAILURES, self.metrics, Proofs(60.0))
         self.channels = Channels(SECRET)
         self.feeds = Feeds(self.gateway, self.channels, self.dispatcher)
         view = ModelView(self.broker.registry, self.broker.jobs)
-        self.roster = Roster(self.gateway, self.feeds, index.models, lambda model: view, self.metrics)
+        self.roster = Roster(self.gateway, self.feeds, self.broker.index.models, lambda model: view, self.metrics)
         self.dispatcher.attach(self.roster, self.feeds)
         self._watching = asyncio.create_task(self.roster.watch())
         self._workers: list[ScriptedWorker] = []

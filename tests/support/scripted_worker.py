@@ -2,7 +2,7 @@
 
 import asyncio
 
-from common.broker.memory_broker import MemoryBroker
+from common.errors import BrokerUnavailable
 from common.messages.ids import EntryId, Epoch, Fingerprint, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
 from common.messages.job import Job
 from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
@@ -11,11 +11,13 @@ from common.runtime.feeds import FeedHub
 from common.runtime.servicer import GatewayServicer
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import add_WorkerServicer_to_server
+from tests.support.broker_harness import Broker
 from tests.support.broker_records import FINGERPRINT
 from tests.support.freezable_link import FreezableLink
 
 SECRET = "a secret for tests"
 MODEL = ModelName("m")
+RETRY_S = 0.05
 
 
 class ScriptedWorker:
@@ -23,7 +25,7 @@ class ScriptedWorker:
 
     def __init__(
         self,
-        broker: MemoryBroker,
+        broker: Broker,
         name: str,
         epoch: int,
         *,
@@ -135,6 +137,11 @@ class ScriptedWorker:
 
     async def _read(self) -> None:
         while True:
-            for queued in await self._broker.jobs.read(self.worker, self.epoch, self._absorbed, 1.0):
-                self._absorbed = queued.entry
-                self.jobs.put_nowait(queued.job)
+            try:
+                queued = await self._broker.jobs.read(self.worker, self.epoch, self._absorbed, 1.0)
+            except BrokerUnavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            for item in queued:
+                self._absorbed = item.entry
+                self.jobs.put_nowait(item.job)
