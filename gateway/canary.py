@@ -3,9 +3,10 @@
 Life of a round: a worker serves and its last proof is older than the interval (or it has none) -> a request that only
 this worker may decode -> its tokens came back (proof), or its time is over, or it failed.
 
-Whose time is over is doubted only if nothing moves: as long as the worker's engine finishes steps, or, before the first
-token, any prefill worker of its version does, the canary stands in a queue of real work and the worker is busy. Long
-prefills alone make no gateway unready, an engine that hangs does. The same holds where no room is found.
+Whose time is over is doubted only if nothing moves: as long as the worker's engine finishes steps, or, while prompts
+wait for their prefill there, any prefill worker of its version does, the canary stands in a queue of real work and the
+worker is busy. Long prefills alone make no gateway unready, an engine that hangs does. The same holds where no room is
+found.
 
 What it costs: an answer to a client proves as much, so that a worker with traffic sees none. An idle one computes two
 blocks and a token of prompt and two tokens of answer per interval and gateway (35 tokens in 10 s with blocks of 16),
@@ -33,7 +34,9 @@ from gateway.streams import Source
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-SHORTEST_LIMIT_S = 5.0
+SHORTEST_LIMIT_S = 15.0
+"""A worker needs 10 s (--stall-s) to find that its engine stalls; steps that take less are slow, but they are work."""
+
 LONGEST_LIMIT_S = 30.0
 ROOM_RETRY_S = 0.5
 FIRST_PAUSE_S = 1.0
@@ -150,10 +153,10 @@ class Canary:
             self._rest(start.source)  # Redis is away: this says nothing about the worker
             logger.info("no canary for %s: %s", start.source.worker, error)
         except TandemError as error:
-            self._doubt(start.source, f"its canary failed: {error}")
+            self._condemn(start.source, self._proofs.fail, f"its canary failed: {error}")
         except Exception:
             logger.exception("canary for %s ended by a mistake of ours", start.source.worker)
-            self._doubt(start.source, "its canary could not be sent")
+            self._condemn(start.source, self._proofs.fail, "its canary could not be sent")
         else:
             self._metrics.canary_duration.observe(self._clock() - began_at)
             self._proofs.note(start.source)
@@ -197,18 +200,20 @@ class Canary:
             return
         now = next((perch for perch in self._perches() if perch.source == start.source), start)
         has_decoded = now.num_steps > start.num_steps
-        has_prefilled = flown.num_tokens == 0 and now.num_prefill_steps > start.num_prefill_steps
+        is_queued = flown.num_tokens == 0 and now.num_queued > 0
+        has_prefilled = is_queued and now.num_prefill_steps > start.num_prefill_steps
         if has_decoded or has_prefilled:
             self._proofs.excuse(start.source)
         else:
             came = "nothing" if flown.num_tokens == 0 else f"{flown.num_tokens} of {NUM_TOKENS} tokens"
-            self._doubt(start.source, f"{came} came back within {self._limit_s:.0f} s")
+            self._condemn(start.source, self._proofs.miss, f"{came} came back within {self._limit_s:.0f} s")
 
-    def _doubt(self, source: Source, reason: str) -> None:
+    def _condemn(self, source: Source, condemn: Callable[[Source, str], None], reason: str) -> None:
+        """Doubt a worker, unless it has left or was lost meanwhile."""
         self._rest(source)
         if any(perch.source == source and perch.is_serving for perch in self._perches()):
             self._metrics.canary_failures.inc()
-            self._proofs.doubt(source, reason)
+            condemn(source, reason)
 
     def _rest(self, source: Source) -> None:
         """Wait before the next round, longer after every one in a row that came to nothing."""

@@ -21,7 +21,8 @@ NUM_TOKENS = 2
 class Perch:
     """A decode worker as the registry lists it now.
 
-    `num_steps` counts its engine's steps, `num_prefill_steps` those of all prefill workers that could work for it.
+    `num_queued` counts sequences that wait for room or for their prefill, `num_steps` its engine's steps,
+    `num_prefill_steps` those of all prefill workers that could work for it.
     """
 
     source: Source
@@ -30,6 +31,7 @@ class Perch:
     is_serving: bool
     num_prompt_tokens: int
     num_ids: int
+    num_queued: int
     num_steps: int
     num_prefill_steps: int
 
@@ -62,6 +64,7 @@ def _perch(view: ModelView, card: ModelCard, state: WorkerState, *, is_serving: 
         is_serving=is_serving,
         num_prompt_tokens=max(1, min(NUM_BLOCKS * record.block_size + 1, room)),
         num_ids=min(card.vocab_size, NUM_IDS),
+        num_queued=state.load.num_waiting + state.load.num_reserved,
         num_steps=state.load.num_steps,
         num_prefill_steps=sum(prefill_steps),
     )

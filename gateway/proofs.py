@@ -1,13 +1,14 @@
 """What each decode worker has proved to this gateway lately: that tokens come out of it.
 
 Written by the canary and by every answer of two or more tokens that ended well; read by placement and by readiness.
-Three words about a worker, each the last one until the next:
+Words about a worker, each the last one until the next:
 
 proved    Tokens came back. It counts for readiness for `window_s`, and the worker is trusted.
 busy      It had no room for a canary, or did not come to it in time, but works on other requests. That is no proof and
           no failure: what it proved before counts on, for at most `BUSY_S` after the first such word.
-doubted   A canary did not come back and nothing shows that the worker does anything. It gets no work from here (unless
-          nobody is trusted) until something comes back.
+silent    A canary did not come back, and nothing shows that the worker does anything. It gets no work from here (unless
+          nobody is trusted) until it is proved, or busy after all.
+failed    A canary came back as an error, or it was busy for too long: as silent, but only a proof ends it.
 
 A worker that has not been tried yet is trusted, but proves nothing. One owner: the gateway's event loop.
 """
@@ -31,12 +32,14 @@ MAX_NAMED = 4
 
 @dataclass(slots=True)
 class _Standing:
-    """When it proved itself, since when it is only busy, and when that was seen last (seconds); why it is doubted."""
+    """When it proved itself, since when it is only busy, and when that was seen last (seconds); why it is doubted, and
+    whether nothing but a proof ends that."""
 
     proved_at: float | None = None
     busy_since: float | None = None
     busy_at: float | None = None
     doubt: str = ""
+    needs_proof: bool = False
 
 
 class Proofs:
@@ -51,9 +54,9 @@ class Proofs:
     def note(self, source: Source) -> None:
         """Tokens came back from it."""
         former = self._standings.get(source)
+        self._standings[source] = _Standing(proved_at=self._clock())
         if former is not None and former.doubt:
             logger.warning("%s is trusted again", source.worker)
-        self._standings[source] = _Standing(proved_at=self._clock())
 
     def excuse(self, source: Source) -> None:
         """It is busy with other requests. Too long without any proof is doubted."""
@@ -62,17 +65,20 @@ class Proofs:
         if standing.busy_since is None:
             standing.busy_since = now
         if now - standing.busy_since > BUSY_S:
-            self.doubt(source, f"works, but no canary has come back for more than {BUSY_S:.0f} s")
-        else:
+            self.fail(source, f"works, but no canary has come back for more than {BUSY_S:.0f} s")
+        elif not standing.needs_proof:
             standing.busy_at = now
+            if standing.doubt:
+                standing.doubt = ""
+                logger.warning("%s is trusted again: it works on other requests", source.worker)
 
-    def doubt(self, source: Source, reason: str) -> None:
-        """A canary did not come back from it."""
-        standing = self._standings.setdefault(source, _Standing())
-        if not standing.doubt:
-            logger.warning("%s is not trusted any more: %s", source.worker, reason)
-        standing.doubt = reason
-        standing.busy_at = None
+    def miss(self, source: Source, reason: str) -> None:
+        """A canary did not come back from it, and nothing else either."""
+        self._doubt(source, reason)
+
+    def fail(self, source: Source, reason: str) -> None:
+        """It cannot do what it should, however busy it is."""
+        self._doubt(source, reason).needs_proof = True
 
     def lapse(self, source: Source) -> None:
         """It cannot take work now. What it proved before that says nothing about how it comes back; a doubt stays."""
@@ -104,6 +110,14 @@ class Proofs:
         return Readiness(
             is_ready=False, reason=f"no canary has come back for {self._silence_s(sources):.0f} s: " + ", ".join(named)
         )
+
+    def _doubt(self, source: Source, reason: str) -> _Standing:
+        standing = self._standings.setdefault(source, _Standing())
+        if not standing.doubt:
+            logger.warning("%s is not trusted any more: %s", source.worker, reason)
+        standing.doubt = reason
+        standing.busy_at = None
+        return standing
 
     def _counts(self, source: Source) -> bool:
         standing = self._standings.get(source)

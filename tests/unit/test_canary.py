@@ -28,6 +28,7 @@ PERCH = Perch(
     is_serving=True,
     num_prompt_tokens=33,
     num_ids=100,
+    num_queued=0,
     num_steps=5,
     num_prefill_steps=7,
 )
@@ -177,7 +178,10 @@ async def test_half_a_canary_tells_how_far_it_came(aviary: Aviary) -> None:
     aviary.engine.scripts["decode-0"] = [TokenDelta(0, (1,)), DeadlineExceeded("over")]
     await aviary.look()
     reason = aviary.proofs.readiness([PERCH.source]).reason
-    assert reason == "no canary has come back for 10 s: decode-0 (1 of 2 tokens came back within 10 s)"
+    assert (
+        reason
+        == f"no canary has come back for {LIMIT_S:.0f} s: decode-0 (1 of 2 tokens came back within {LIMIT_S:.0f} s)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ async def test_half_a_canary_tells_how_far_it_came(aviary: Aviary) -> None:
         (replace(PERCH, num_steps=6), [DeadlineExceeded("over")]),
         (replace(PERCH, num_steps=6), [TokenDelta(0, (1,)), DeadlineExceeded("over")]),
         (replace(PERCH, num_steps=6), [Overloaded("no room")]),
-        (replace(PERCH, num_prefill_steps=8), [DeadlineExceeded("over")]),
+        (replace(PERCH, num_prefill_steps=8, num_queued=1), [DeadlineExceeded("over")]),
     ],
     ids=["decodes", "decodes behind the first token", "full", "prefills"],
 )
@@ -205,12 +209,31 @@ async def test_b112_work_on_other_requests_is_an_excuse(
     assert aviary.sample("tandem_canary_failures_total") == 0
 
 
-async def test_prefills_are_no_excuse_when_decoding_hangs(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [TokenDelta(0, (1,)), DeadlineExceeded("over")]
+@pytest.mark.parametrize(
+    ("num_queued", "script"),
+    [(1, [TokenDelta(0, (1,)), DeadlineExceeded("over")]), (0, [DeadlineExceeded("over")])],
+    ids=["decoding hangs", "its engine has not even queued it"],
+)
+async def test_prefills_for_others_are_no_excuse(
+    aviary: Aviary, num_queued: int, script: list[GenerateEvent | Exception]
+) -> None:
+    aviary.engine.scripts["decode-0"] = script
     aviary.canary.look()
-    aviary.perches = [replace(PERCH, num_prefill_steps=8)]
+    aviary.perches = [replace(PERCH, num_prefill_steps=8, num_queued=num_queued)]
     await turns(200)
     assert not aviary.proofs.is_trusted(PERCH.source)
+
+
+async def test_a_slow_step_is_doubted_until_it_ends(aviary: Aviary) -> None:
+    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    await aviary.look()
+    assert not aviary.is_ready
+    aviary.time.now_s += FIRST_PAUSE_S
+    aviary.canary.look()
+    aviary.perches = [replace(PERCH, num_steps=6)]
+    await turns(200)
+    assert aviary.is_ready
+    assert aviary.proofs.is_trusted(PERCH.source)
 
 
 async def test_a_full_worker_that_does_nothing_is_doubted(aviary: Aviary) -> None:

@@ -59,8 +59,8 @@ def test_a_proof_of_a_worker_that_takes_no_work_does_not_count(proofs: Proofs) -
 
 def test_a_doubted_worker_leaves_until_something_comes_back(proofs: Proofs, caplog: pytest.LogCaptureFixture) -> None:
     proofs.note(FIRST)
-    proofs.doubt(FIRST, "nothing came back")
-    proofs.doubt(FIRST, "still nothing")
+    proofs.miss(FIRST, "nothing came back")
+    proofs.miss(FIRST, "still nothing")
     assert not proofs.is_trusted(FIRST)
     assert proofs.is_trusted(SECOND)
     assert proofs.readiness([FIRST]).reason == "no canary has come back for 0 s: decode-0 (still nothing)"
@@ -87,16 +87,26 @@ def test_b112_a_busy_worker_stays_ready_for_a_while(clock: Clock, proofs: Proofs
     assert not proofs.readiness([FIRST]).is_ready
 
 
-def test_busy_is_no_proof_of_a_doubted_worker(proofs: Proofs) -> None:
-    proofs.doubt(FIRST, "nothing came back")
+def test_a_silent_worker_that_moves_after_all_was_busy(proofs: Proofs) -> None:
+    proofs.miss(FIRST, "nothing came back")
+    proofs.excuse(FIRST)
+    assert proofs.is_trusted(FIRST)
+    assert proofs.readiness([FIRST]).is_ready
+
+
+def test_a_failure_is_ended_by_nothing_but_a_proof(proofs: Proofs) -> None:
+    proofs.fail(FIRST, "NaN")
+    proofs.miss(FIRST, "nothing came back")
     proofs.excuse(FIRST)
     assert not proofs.is_trusted(FIRST)
     assert not proofs.readiness([FIRST]).is_ready
+    proofs.note(FIRST)
+    assert proofs.is_trusted(FIRST)
 
 
 def test_what_left_must_prove_itself_again_and_stays_doubted(proofs: Proofs) -> None:
     proofs.note(FIRST)
-    proofs.doubt(SECOND, "nothing came back")
+    proofs.miss(SECOND, "nothing came back")
     for source in (FIRST, SECOND):
         proofs.lapse(source)
     assert not proofs.readiness([FIRST, SECOND]).is_ready
@@ -104,7 +114,7 @@ def test_what_left_must_prove_itself_again_and_stays_doubted(proofs: Proofs) -> 
 
 
 def test_an_incarnation_that_is_gone_is_forgotten(proofs: Proofs) -> None:
-    proofs.doubt(FIRST, "nothing came back")
+    proofs.miss(FIRST, "nothing came back")
     proofs.note(SECOND)
     proofs.retain([SECOND])
     assert proofs.is_trusted(FIRST)
