@@ -150,11 +150,22 @@ class DecodeCore:
             num_steps=num_steps,
             absorbed=self._absorbed,
             num_preemptions=self._scheduler.num_preemptions,
+            num_quarantined=self._num_quarantined(),
+            is_exclusive=self._scheduler.is_exclusive,
         )
 
     def check(self) -> list[str]:
         """Return what is wrong with the accounts of the blocks."""
-        return [*self._pool.violations(), *self._prefix.violations()]
+        return self._scheduler.violations(self._lent.values())
+
+    def _num_quarantined(self) -> int:
+        """Return how many blocks only a receiver owns: their sequences are over, or have given them back."""
+        total = 0
+        for key, blocks in self._lent.items():
+            sequence = self._scheduler.sequence(key)
+            if sequence is None or not sequence.block_ids:
+                total += len(blocks)
+        return total
 
     def _admit(self, command: Admit) -> Iterable[Event]:
         sequence = command.sequence

@@ -11,6 +11,22 @@ SEEDS = "tests/unit/test_sampling.py::TestSeeds"
 
 PLANTS = (
     Plant(
+        name="suspect-joins-others",
+        rule="A sequence that runs alone waits until nobody else has pages.",
+        file="decode_worker/scheduler.py",
+        text="            return not present\n",
+        replacement="            return True\n",
+        tests=(f"{DECODE}::TestAlone::test_it_waits_for_those_before_it_and_those_behind_it_wait",),
+    ),
+    Plant(
+        name="others-join-suspect",
+        rule="Nobody is admitted beside a sequence that runs alone.",
+        file="decode_worker/scheduler.py",
+        text="        return not any(other.sequence.runs_alone for other in present)\n",
+        replacement="        return True\n",
+        tests=("tests/unit/test_decode_scheduler.py::TestAlone::test_nobody_joins_it_while_its_prompt_is_computed",),
+    ),
+    Plant(
         name="no-watermark",
         rule="A sequence is admitted only with room for one step of every running sequence.",
         file="decode_worker/scheduler.py",

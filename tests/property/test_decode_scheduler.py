@@ -229,6 +229,8 @@ class DecodeMachine(RuleBasedStateMachine):
         owned = {block for stream in self.streams.values() for block in stream.sequence.block_ids}
         owned |= {block for _, blocks in self.receivers for block in blocks}
         assert self.pool.num_referenced == len(owned)
+        copies = [blocks for _, blocks in self.receivers] + [stream.receiving for stream in self.streams.values()]
+        assert scheduler.violations(copies) == []
         for key in self.streams:
             sequence = scheduler.sequence(key)
             assert sequence is self.streams[key].sequence

@@ -41,6 +41,7 @@ class ScriptedPrefill(PrefillServicer):
         self._channels = Channels(secret)
         self.record: WorkerRecord
         self.holds = True
+        self.is_stalled = False
         self.is_answering = asyncio.Event()
         """Renewals wait for it; set at first."""
         self.is_answering.set()
@@ -73,6 +74,15 @@ class ScriptedPrefill(PrefillServicer):
         await self._source.close()
         await self._channels.close()
         await self._server.stop(None)
+
+    async def stop_listening(self) -> None:
+        """Die as far as its callers can tell."""
+        await self._server.stop(None)
+
+    @property
+    def pages(self) -> memoryview:
+        """The bytes of the whole pool."""
+        return self._memory.pages
 
     async def claim(self) -> Delivery:
         """Take the next task."""
@@ -136,7 +146,8 @@ class ScriptedPrefill(PrefillServicer):
         """Answer as told."""
         self.num_renewals += 1
         await self.is_answering.wait()
-        return pb.RenewReply(unknown=[] if self.holds else request.bindings, epoch=self.record.epoch)
+        unknown = [] if self.holds else request.bindings
+        return pb.RenewReply(unknown=unknown, epoch=self.record.epoch, is_stalled=self.is_stalled)
 
     async def Release(  # noqa: N802 - named by the service
         self, request: pb.ReleaseRequest, context: "grpc.aio.ServicerContext[pb.ReleaseRequest, pb.ReleaseReply]"

@@ -35,6 +35,12 @@ class Core:
         tokens = {chunk.sequence.key: 7 for chunk in plan.chunks if chunk.samples}
         return [*events, *self.core.settle(plan, StepResult(tokens))]
 
+    def reserve_beside(self, name: str, arrival: int) -> Reserved:
+        """Reserve pages while others run."""
+        self.admit(sequence(name, range(20), arrival=arrival))
+        (event,) = [event for event in self.step() if isinstance(event, Reserved)]
+        return event
+
     def reserve(self, name: str, num_tokens: int = 20, max_tokens: int = 5) -> Reserved:
         self.admit(sequence(name, range(num_tokens), max_tokens=max_tokens))
         (event,) = self.step()
@@ -157,6 +163,47 @@ def test_falling_back_computes_on_the_same_pages() -> None:
     plan, _ = core.core.plan()
     assert [(chunk.start, chunk.length) for chunk in plan.chunks] == [(0, 20)]
     assert tuple(plan.chunks[0].sequence.block_ids) == reserved.block_ids
+
+
+def test_falling_back_alone_gives_the_pages_back_and_waits_for_the_others() -> None:
+    core = Core()
+    core.admit(sequence("other", range(100, 120), max_tokens=3), may_go_remote=False)
+    reserved = core.reserve_beside("a", arrival=1)
+    core.core.obey(FallBack(key("a"), alone=True))
+    load = core.core.load(0)
+    assert (load.num_waiting, load.num_quarantined, load.is_exclusive) == (1, len(reserved.block_ids), True)
+    core.core.obey(LetGo(key("a")))
+    assert core.core.load(0).num_quarantined == 0
+    while core.core.load(0).num_running:
+        assert {emission.key for emission in core.step() if isinstance(emission, Emission)} == {key("other")}
+    assert {emission.key for emission in core.step() if isinstance(emission, Emission)} == {key("a")}
+    core.core.obey(Cancel(key("a")))
+    assert not core.core.load(0).is_exclusive
+    assert core.is_idle
+
+
+def test_a_suspect_never_goes_elsewhere() -> None:
+    core = Core()
+    core.admit(sequence("a", range(20), runs_alone=True))
+    assert isinstance(core.step()[0], Emission)
+
+
+def test_the_accounts_are_checked() -> None:
+    core = Core()
+    reserved = core.reserve("a")
+    core.admit(sequence("b", range(100, 104), arrival=1), may_go_remote=False)
+    core.step()
+    assert core.core.check() == []
+    core.core.obey(Cancel(key("a")))
+    assert core.core.check() == []  # what only a receiver owns is known, too
+    core.pool.share(reserved.block_ids[:1])
+    (text,) = core.core.check()
+    assert str(reserved.block_ids[0]) in text
+    core.pool.release(reserved.block_ids[:1])
+    running = core.scheduler.sequence(key("b"))
+    assert running is not None
+    running.block_ids.append(reserved.block_ids[1])  # which it does not own
+    assert core.core.check()
 
 
 def test_b054_what_comes_for_a_sequence_that_is_over_changes_nothing() -> None:

@@ -61,6 +61,42 @@ class TestCapacity:
             ScriptedDecode(max_sequences=8, token_budget=7)
 
 
+class TestAlone:
+    """A sequence that runs alone: beside nobody, in its turn."""
+
+    def test_it_waits_for_those_before_it_and_those_behind_it_wait(self) -> None:
+        worker = ScriptedDecode()
+        worker.add(sequence("before", [1, 2], arrival=0, max_tokens=3))
+        worker.step()
+        worker.add(sequence("alone", [3, 4], arrival=1, max_tokens=2, runs_alone=True))
+        worker.add(sequence("behind", [5, 6], arrival=2, max_tokens=2))
+        worker.run_until_idle()
+        order = [emission.key.request for emission in worker.told]
+        assert order == ["before"] * 3 + ["alone"] * 2 + ["behind"] * 2
+
+    def test_it_overtakes_nobody(self) -> None:
+        worker = ScriptedDecode(max_sequences=1)
+        worker.add(sequence("running", [1, 2], arrival=0, max_tokens=2))
+        worker.step()
+        worker.add(sequence("alone", [3, 4], arrival=2, max_tokens=1, runs_alone=True))
+        worker.add(sequence("older", [5, 6], arrival=1, max_tokens=1))
+        worker.run_until_idle()
+        assert [emission.key.request for emission in worker.told] == ["running", "running", "older", "alone"]
+
+    def test_nobody_joins_it_while_its_prompt_is_computed(self) -> None:
+        worker = ScriptedDecode(chunk_size=8, token_budget=8)
+        lone = worker.add(sequence("alone", range(60), arrival=0, max_tokens=2, runs_alone=True))
+        worker.step()
+        newcomer = worker.add(sequence("newcomer", [1, 2], arrival=-1, max_tokens=2))  # older: it failed over
+        while worker.scheduler.sequence(lone.key):
+            assert worker.scheduler.is_exclusive
+            assert not newcomer.block_ids
+            worker.step()
+        assert not worker.scheduler.is_exclusive
+        worker.run_until_idle()
+        assert worker.output("alone") == solo(list(range(60)), 2)
+
+
 class TestPreemption:
     """B058, B061: nobody preempts itself, nobody is overtaken, and it ends."""
 
