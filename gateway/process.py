@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from gateway.app import create_app
 from gateway.canary import Canary, proof_window_s
 from gateway.cancel_board import CancelBoard
 from gateway.dispatch import Dispatcher
+from gateway.engine import Readiness
 from gateway.feeds import Feeds
 from gateway.listeners import descriptors_of_systemd, inherit
 from gateway.perches import list_perches
@@ -36,10 +37,15 @@ from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from gateway.rpc.generation import Generation
 from gateway.rpc.listener import serve_rpc
-from gateway.server import close, port_of, serve
+from gateway.server import accept_from, answer_at, close, listen, port_of, set_up
 from gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
+
+FIRST_READY_S = 10.0
+"""So long a new gateway leaves the connections of a shared socket to others while it could not serve them."""
+
+LOOK_S = 0.02
 
 
 def start_gateway(settings: GatewayProcessSettings) -> int:
@@ -108,7 +114,7 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
     with StopSignals() as signals:
         async with open_cluster(gateway, settings, metrics) as cluster, _listen_rpc(cluster, settings) as rpc_port:
             app = create_app(cluster.engine, app_settings, metrics)
-            runner = await _listen(app, settings)
+            runner = await _listen(app, settings, cluster.engine.readiness, signals)
             logger.info("listening on %s:%d, for gRPC on port %d", settings.host, port_of(runner), rpc_port)
             await signals.stop.wait()
             await close_gently(runner, settings.drain_s, signals, settings.drain_delay_s)
@@ -116,16 +122,27 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
     return 0
 
 
-async def _listen(app: web.Application, settings: GatewayProcessSettings) -> web.AppRunner:
-    own_socket = None if settings.socket_dir is None else own_socket_in(settings.socket_dir, os.getpid())
-    return await serve(
-        app,
-        settings.host,
-        settings.port,
-        settings.reuse_port,
-        listeners=inherit(settings.listen_fds or descriptors_of_systemd(os.environ)),
-        own_socket=own_socket,
-    )
+async def _listen(
+    app: web.Application, settings: GatewayProcessSettings, readiness: Callable[[], Readiness], signals: StopSignals
+) -> web.AppRunner:
+    listeners = inherit(settings.listen_fds or descriptors_of_systemd(os.environ))
+    runner = await set_up(app)
+    if settings.socket_dir is not None:
+        await answer_at(runner, own_socket_in(settings.socket_dir, os.getpid()))
+    if listeners:
+        # Connections wait meanwhile, or another gateway takes them: from us they would get a needless 503.
+        await _wait_for(lambda: readiness().is_ready or signals.stop.is_set(), FIRST_READY_S)
+        await accept_from(runner, listeners)
+    else:
+        await listen(runner, settings.host, settings.port, settings.reuse_port)
+    return runner
+
+
+async def _wait_for(holds: Callable[[], bool], limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not holds():  # noqa: ASYNC110 - readiness has no event
+                await asyncio.sleep(LOOK_S)
 
 
 def _listen_rpc(cluster: ClusterEnd, settings: GatewayProcessSettings) -> AbstractAsyncContextManager[int]:

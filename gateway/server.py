@@ -24,20 +24,27 @@ CLOSE_TIMEOUT_S = 1.5
 must fit into the margin that a supervisor leaves beyond the drain time."""
 
 
-async def serve(
-    app: web.Application,
-    host: str,
-    port: int,
-    reuse_port: bool = False,
-    *,
-    listeners: Sequence[socket.socket] = (),
-    own_socket: Path | None = None,
-) -> web.AppRunner:
-    """Start listening and return the runner, to be given to `close`; raises `InvalidSetting` if the port is taken.
+async def serve(app: web.Application, host: str, port: int, reuse_port: bool = False) -> web.AppRunner:
+    """Listen on an address and return the runner, to be given to `close`; raises `InvalidSetting` if it is taken."""
+    runner = await set_up(app)
+    await listen(runner, host, port, reuse_port)
+    return runner
 
-    With `listeners` clients come from these, and nothing is bound. At `own_socket` (a path) this very process answers,
-    which matters where several share a port. A handler is cancelled as soon as its client is gone, and bodies are never
-    decompressed.
+
+async def listen(runner: web.AppRunner, host: str, port: int, reuse_port: bool = False) -> None:
+    """Take clients from an address; raises `InvalidSetting` if it is taken. 0 is any free port."""
+    site = web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise InvalidSetting("port", port, f"cannot listen on {host}: {error.strerror}") from error
+
+
+async def set_up(app: web.Application) -> web.AppRunner:
+    """Return the server of `app`, which listens nowhere yet.
+
+    A handler is cancelled as soon as its client is gone, and bodies are never decompressed.
     """
     runner = web.AppRunner(
         app,
@@ -52,23 +59,27 @@ async def serve(
         shutdown_timeout=CLOSE_TIMEOUT_S,
     )
     await runner.setup()
-    sites: list[web.BaseSite] = [web.SockSite(runner, listener, backlog=BACKLOG) for listener in listeners]
-    if not sites:
-        sites = [web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None)]
-    if own_socket is not None:
-        sites.append(web.UnixSite(runner, own_socket))
+    return runner
+
+
+async def answer_at(runner: web.AppRunner, path: Path) -> None:
+    """Answer at a unix socket as well: where several processes share a port, this is how to ask exactly one of them."""
     try:
-        for site in sites:
-            await site.start()
+        await web.UnixSite(runner, path).start()
     except OSError as error:
         await runner.cleanup()
-        raise InvalidSetting("port", port, f"cannot listen on {host}: {error.strerror}") from error
-    return runner
+        raise InvalidSetting("socket_dir", str(path.parent), error.strerror or "cannot be used") from error
+
+
+async def accept_from(runner: web.AppRunner, listeners: Sequence[socket.socket]) -> None:
+    """Take clients from sockets that listen already."""
+    for listener in listeners:
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
 
 def port_of(runner: web.AppRunner) -> int:
     """Return the port that a running server listens on."""
-    port: int = runner.addresses[0][1]
+    port: int = next(address[1] for address in runner.addresses if isinstance(address, tuple))
     return port
 
 

@@ -20,7 +20,7 @@ from gateway.api.keys import SERVICE
 from gateway.app import create_app
 from gateway.connections import LINGER_S
 from gateway.listeners import descriptors_of_systemd, inherit
-from gateway.server import close, serve
+from gateway.server import accept_from, answer_at, close, port_of, set_up
 from gateway.settings import GatewaySettings
 from tests.support.gateway_server import Gateway, chat_body, parse_events, raw_request, running_gateway
 from tests.support.polling import until
@@ -153,7 +153,8 @@ async def gateway_on(listener: socket.socket) -> AsyncIterator[tuple[web.AppRunn
     """A gateway that has inherited the listener of its supervisor."""
     engine = ScriptedEngine([tiny_card(TOKENIZER)])
     app = create_app(engine, GatewaySettings(), GatewayMetrics(CollectorRegistry()))
-    runner = await serve(app, "127.0.0.1", 0, listeners=inherit([os.dup(listener.fileno())]))
+    runner = await set_up(app)
+    await accept_from(runner, inherit([os.dup(listener.fileno())]))
     try:
         yield runner, engine
     finally:
@@ -178,7 +179,10 @@ async def test_this_very_process_answers_at_its_own_socket(listener: socket.sock
     engine = ScriptedEngine([tiny_card(TOKENIZER)])
     app = create_app(engine, GatewaySettings(), GatewayMetrics(CollectorRegistry()))
     own = tmp_path / "gateway.sock"
-    runner = await serve(app, "127.0.0.1", 0, listeners=inherit([os.dup(listener.fileno())]), own_socket=own)
+    runner = await set_up(app)
+    await answer_at(runner, own)
+    await accept_from(runner, inherit([os.dup(listener.fileno())]))
+    assert port_of(runner) == listener.getsockname()[1]
     async with (
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(own))) as session,
         session.get("http://gateway/health/ready") as response,
