@@ -24,7 +24,6 @@ MAX_PENDING_EVENTS = 65_536
 GRACE_S = 5.0
 """How long a gateway may be disconnected before its requests are released."""
 
-
 GRACE_LOOK_S = 0.01
 """While the clock stands still nobody looks at it more often than this."""
 

@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
 
 import prefill_worker.intake
-from common.messages.registry import WorkerHealth, WorkerState
+from common.messages.registry import WorkerHealth, WorkerLoad, WorkerState
 from prefill_worker.worker import MAX_RUNNING, PrefillWorker
 from proto import worker_pb2 as pb
 from tests.support.broker_records import FINGERPRINT
@@ -71,6 +72,18 @@ async def readiness(node: Node[PrefillWorker]) -> tuple[int, str]:
         session.get(f"http://{node.record.metrics_address}/health/ready") as reply,
     ):
         return reply.status, (await reply.json())["reason"]
+
+
+def counting(owner: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows with every call of an asynchronous method."""
+    inner, calls = getattr(owner, method), list[None]()
+
+    async def count(*arguments: Any) -> Any:
+        calls.append(None)
+        return await inner(*arguments)
+
+    monkeypatch.setattr(owner, method, count)
+    return calls
 
 
 async def run_on(node: Node[PrefillWorker], duration_s: float) -> None:
@@ -166,6 +179,44 @@ class TestPause:
         await author.committed()
         assert verdicts == []
 
+    async def test_a_pause_of_everybody_orphans_no_task(
+        self, fabric: Fabric, author: ScriptedAuthor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After it Redis finds every heartbeat outdated until the next one has come."""
+        monkeypatch.setattr(prefill_worker.intake, "AUTHOR_CHECK_S", 0.01)
+        author.is_answering.clear()
+        prefill = await fabric.prefill()
+        await author.publish("r", PROMPT)
+        await until(lambda: author.binds, "it is claimed", PATIENCE_S)
+        registry = fabric.broker.registry
+        await registry.leave(author.record.worker, author.record.epoch)
+        monkeypatch.setattr(prefill.edge.clock, "_settle_s", PATIENCE_S)
+        time.sleep(1.5)  # noqa: ASYNC251 - this is the pause
+        checks = counting(prefill.worker._intake, "check_authors", monkeypatch)
+        await until(lambda: len(checks) > 5, "it has looked for its authors", PATIENCE_S)
+        assert prefill.edge.clock.is_standing
+        assert await fabric.num_tasks() == 1
+        await registry.beat(author.record, WorkerLoad(health=WorkerHealth.READY))
+        author.is_answering.set()
+        await author.committed()
+
+    async def test_after_it_the_task_of_an_unknown_author_is_left_alone(
+        self, fabric: Fabric, author: ScriptedAuthor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(prefill_worker.intake, "AUTHOR_CHECK_S", 0.01)
+        await fabric.broker.registry.leave(author.record.worker, author.record.epoch)
+        prefill = await fabric.prefill()
+        monkeypatch.setattr(prefill.edge.clock, "_settle_s", PATIENCE_S)
+        time.sleep(1.5)  # noqa: ASYNC251 - this is the pause
+        await author.publish("r", PROMPT)
+        intake = prefill.worker._intake
+        await until(lambda: intake._claims and not intake._asked, "it is claimed and looked at", PATIENCE_S)
+        checks = counting(intake, "check_authors", monkeypatch)
+        await until(lambda: len(checks) > 5, "again and again", PATIENCE_S)
+        assert prefill.edge.clock.is_standing
+        assert await fabric.num_tasks() == 1
+        assert author.binds == []
+
 
 class TestSilentAuthors:
     async def test_one_that_does_not_answer_delays_nobody_elses_tasks(
@@ -256,16 +307,8 @@ class TestPoison:
         await until(lambda: first.valve.is_holding, "it is being computed", PATIENCE_S)
         await first.kill()
         second = await fabric.prefill("prefill-1")
-        sweeps = second.worker._intake._tasks
-        abandoned, num_sweeps = sweeps.abandoned, 0
-
-        async def count(*arguments: object) -> object:
-            nonlocal num_sweeps
-            num_sweeps += 1
-            return await abandoned(*arguments)  # type: ignore[arg-type]  # passed on
-
-        monkeypatch.setattr(sweeps, "abandoned", count)
-        await until(lambda: num_sweeps > 3, "the second worker has looked at it", PATIENCE_S)
+        sweeps = counting(second.worker._intake._tasks, "abandoned", monkeypatch)
+        await until(lambda: len(sweeps) > 3, "the second worker has looked at it", PATIENCE_S)
         assert [bind.worker for bind in author.binds] == [first.record.worker]
         assert not second.valve.computed("poison")
         await author.publish("poison", PROMPT, try_number=2)
