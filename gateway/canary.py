@@ -38,6 +38,9 @@ SHORTEST_LIMIT_S = 15.0
 """A worker needs 10 s (--stall-s) to find that its engine stalls; steps that take less are slow, but they are work."""
 
 LONGEST_LIMIT_S = 30.0
+STILL_S = 10.0
+"""So long must a canary's second token be overdue: where the first one has stood in a queue, its time begins then."""
+
 ROOM_RETRY_S = 0.5
 FIRST_PAUSE_S = 1.0
 
@@ -60,11 +63,13 @@ def proof_window_s(interval_s: float) -> float:
 
 @dataclass(slots=True)
 class _Round:
-    """One worker's canary, from the first attempt to the verdict. `start` is the worker as it was then."""
+    """One worker's canary, from the first attempt to the verdict. `start` is the worker as it was then; `answered_at`
+    when its last tokens came."""
 
     start: Perch
     ends_at: float
     num_tokens: int = 0
+    answered_at: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -180,6 +185,7 @@ class Canary:
             async for event in events:
                 if isinstance(event, TokenDelta):
                     flown.num_tokens += len(event.token_ids)
+                    flown.answered_at = self._clock()
 
     def _request(self, perch: Perch, left_s: float) -> GenerateRequest:
         return GenerateRequest(
@@ -202,7 +208,8 @@ class Canary:
         has_decoded = now.num_steps > start.num_steps
         is_queued = flown.num_tokens == 0 and now.num_queued > 0
         has_prefilled = is_queued and now.num_prefill_steps > start.num_prefill_steps
-        if has_decoded or has_prefilled:
+        has_answered = self._clock() - flown.answered_at < STILL_S
+        if has_decoded or has_prefilled or has_answered:
             self._proofs.excuse(start.source)
         else:
             came = "nothing" if flown.num_tokens == 0 else f"{flown.num_tokens} of {NUM_TOKENS} tokens"

@@ -12,7 +12,7 @@ from common.errors import BrokerUnavailable, DeadlineExceeded, InvalidLogits, Ov
 from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
 from common.messages.registry import ModelCard
 from common.telemetry.metrics import GatewayMetrics
-from gateway.canary import FIRST_PAUSE_S, Canary, proof_window_s, time_limit_s
+from gateway.canary import FIRST_PAUSE_S, STILL_S, Canary, proof_window_s, time_limit_s
 from gateway.engine import EndOfStream, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 from gateway.perches import Perch
 from gateway.proofs import Proofs
@@ -32,7 +32,10 @@ PERCH = Perch(
     num_steps=5,
     num_prefill_steps=7,
 )
-RETURNED: list[GenerateEvent | Exception] = [
+Script = list[GenerateEvent | Exception | float]
+"""What an engine does: events, errors, seconds that pass."""
+
+RETURNED: Script = [
     TokenDelta(0, (1,)),
     TokenDelta(1, (2,)),
     EndOfStream(FinishReason.LENGTH, 2),
@@ -44,7 +47,7 @@ class FakeEngine:
     """Plays one script per worker, over and over."""
 
     clock: "Time"
-    scripts: dict[str, list[GenerateEvent | Exception]] = field(default_factory=dict)
+    scripts: dict[str, Script] = field(default_factory=dict)
     requests: list[GenerateRequest] = field(default_factory=list)
     pause_s: float = 0.0
     """So late is the end of a request's time."""
@@ -58,6 +61,9 @@ class FakeEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         self.requests.append(request)
         for item in self.scripts[str(request.worker)]:
+            if isinstance(item, float):
+                self.clock.now_s += item
+                continue
             if isinstance(item, DeadlineExceeded):
                 assert request.deadline_s is not None
                 self.clock.now_s += request.deadline_s + self.pause_s
@@ -194,9 +200,7 @@ async def test_half_a_canary_tells_how_far_it_came(aviary: Aviary) -> None:
     ],
     ids=["decodes", "decodes behind the first token", "full", "prefills"],
 )
-async def test_b112_work_on_other_requests_is_an_excuse(
-    aviary: Aviary, moved: Perch, script: list[GenerateEvent | Exception]
-) -> None:
+async def test_b112_work_on_other_requests_is_an_excuse(aviary: Aviary, moved: Perch, script: Script) -> None:
     await aviary.look()
     aviary.time.now_s += INTERVAL_S
     aviary.engine.scripts["decode-0"] = script
@@ -214,14 +218,21 @@ async def test_b112_work_on_other_requests_is_an_excuse(
     [(1, [TokenDelta(0, (1,)), DeadlineExceeded("over")]), (0, [DeadlineExceeded("over")])],
     ids=["decoding hangs", "its engine has not even queued it"],
 )
-async def test_prefills_for_others_are_no_excuse(
-    aviary: Aviary, num_queued: int, script: list[GenerateEvent | Exception]
-) -> None:
+async def test_prefills_for_others_are_no_excuse(aviary: Aviary, num_queued: int, script: Script) -> None:
     aviary.engine.scripts["decode-0"] = script
     aviary.canary.look()
     aviary.perches = [replace(PERCH, num_prefill_steps=8, num_queued=num_queued)]
     await turns(200)
     assert not aviary.proofs.is_trusted(PERCH.source)
+
+
+async def test_a_first_token_that_came_late_gives_the_second_one_time(aviary: Aviary) -> None:
+    late = LIMIT_S - STILL_S + 1
+    aviary.engine.scripts["decode-0"] = [late, TokenDelta(0, (1,)), LIMIT_S - late, DeadlineExceeded("over")]
+    aviary.engine.pause_s = -LIMIT_S  # the time of this script is in itself
+    await aviary.look()
+    assert aviary.proofs.is_trusted(PERCH.source)
+    assert aviary.is_ready
 
 
 async def test_a_slow_step_is_doubted_until_it_ends(aviary: Aviary) -> None:
