@@ -257,14 +257,14 @@ class TestDeadlines:
         assert await read(broker) == ["a"]
 
     async def test_an_expired_job_makes_room_in_the_waiting_set(self, harness: Harness) -> None:
-        """Also where no worker beats."""
+        """Also behind one that still waits, which nobody can take now."""
         broker = harness.broker(policy=BrokerPolicy(max_waiting=3))
-        for request in "abc":
-            await broker.jobs.place(make_job(request, time_left_s=0.2), 10, ())
+        for request, time_left_s in (("a", None), ("b", 0.2), ("c", 0.2)):
+            await broker.jobs.place(make_job(request, time_left_s=time_left_s), 10, ())
         with pytest.raises(Overloaded):
             await broker.jobs.place(make_job("d"), 10, ())
         await harness.elapse(0.25)
-        assert await broker.jobs.place(make_job("d"), 10, ()) == Waiting(0)
+        assert await broker.jobs.place(make_job("d"), 10, ()) == Waiting(1)
 
     async def test_a_later_placement_brings_its_own_deadline(self, harness: Harness) -> None:
         broker = harness.broker()

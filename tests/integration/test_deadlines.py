@@ -78,19 +78,6 @@ class TestEngine:
         async with asyncio.timeout(DEADLINE_S):
             assert await worker.cancels.get() == ("r", 1)
 
-    async def test_tokens_that_never_stop_do_not_put_it_off(self, harness: DispatchHarness) -> None:
-        worker = await harness.add_worker("decode-0")
-        running = asyncio.create_task(harness.collect(make_request(0.3)))
-        job = await job_of(worker)
-        worker.accept(job)
-        stream = harness.dispatcher._streams[job.request]
-        while not running.done():
-            shown = list(stream.shown)
-            worker.send(job, tokens=pb.Tokens(index=len(shown), ids=[7], chain=stream._chains[-1]))
-            await asyncio.sleep(0)
-        with pytest.raises(DeadlineExceeded):
-            await running
-
     async def test_a_complete_answer_is_one(self, harness: DispatchHarness) -> None:
         worker = await harness.add_worker("decode-0")
         running = asyncio.create_task(harness.collect(make_request(LONG_S)))

@@ -178,6 +178,11 @@ class TestStaleAnswers:
         await until(lambda: gateway.count("stale_messages") == 5, "stale messages", DEADLINE_S)
         async with asyncio.timeout(DEADLINE_S):
             assert {await worker.cancels.get() for _ in range(2)} == {("unknown", 1), ("another", 1)}
+        await until(lambda: not is_telling(gateway), "the replies", DEADLINE_S)
+        worker.send(outdated("unknown"), tokens=pb.Tokens(index=3, ids=[7], chain=1))
+        worker.send(outdated("mark"), accepted=pb.Accepted())
+        async with asyncio.timeout(DEADLINE_S):
+            assert await worker.cancels.get() == ("mark", 1)
         await gateway.dispatcher.close()
         assert worker.cancels.empty()
 

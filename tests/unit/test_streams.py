@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from common.errors import DeadlineExceeded, RequestCancelled, WorkerLost
 from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
 from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
@@ -236,3 +237,67 @@ async def test_a_lost_terminal_event_is_recognised() -> None:
     stopped.take(DECODE, tokens(0, [2], []))
     assert stopped.finished_by_shown() == EndOfStream(FinishReason.STOP, 1)
     assert make_stream().finished_by_shown() is None
+
+
+async def test_an_ended_request_shows_what_had_come_and_takes_nothing_more() -> None:
+    """Otherwise tokens that keep coming would put its deadline off."""
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, tokens(0, [7], []))
+    stream.end(DeadlineExceeded("over"))
+    assert not stream.take(DECODE, tokens(1, [8], [7]))
+    assert await drain(stream, 1) == [TokenDelta(0, (7,))]
+    with pytest.raises(DeadlineExceeded):
+        await stream.next()
+
+
+async def test_an_end_outlives_placements() -> None:
+    """It comes while the next placement is being made."""
+    stream = make_stream()
+    stream.lose(DECODE, GONE)
+    stream.end(RequestCancelled("by its id"))
+    stream.begin_placement()
+    assert not stream.is_awaited
+    assert await stream.settles_within(0.0)
+    with pytest.raises(RequestCancelled):
+        await stream.next()
+
+
+async def test_a_complete_answer_cannot_be_ended() -> None:
+    stream = make_stream()
+    for event in (accepted(), tokens(0, [7], []), finished(1)):
+        stream.take(DECODE, event)
+    stream.end(DeadlineExceeded("over"))
+    assert await drain(stream, 2) == [TokenDelta(0, (7,)), EndOfStream(FinishReason.LENGTH, 1)]
+
+
+async def test_failures_and_deaths_are_told_apart() -> None:
+    stream = make_stream()
+    losses = [
+        PlacementLost(LossReason.DRAINED, "it leaves", is_failure=False),
+        PlacementLost(LossReason.LOST, "it may have been our pause", is_failure=False),
+        PlacementLost(LossReason.FAILED, "no pages"),
+    ]
+    for loss in losses:
+        stream.take(DECODE, accepted(stream.placement))
+        stream.note_loss(loss)
+        stream.begin_placement()
+    assert (stream.num_failures, stream.is_suspect) == (1, False)
+    assert stream.leaving == {DECODE}
+    stream.take(OTHER, accepted(stream.placement))
+    stream.note_loss(GONE)
+    stream.take(OTHER, pb.FeedEvent(placement=stream.placement, try_lost=pb.TryLost(reason="it died")))
+    with pytest.raises(WorkerLost, match="3 times, last because it died"):
+        stream.raise_if_ended()
+
+
+async def test_a_worker_that_died_before_it_accepted_is_a_failure_without_suspicion() -> None:
+    """A job that nobody had read cannot have killed anybody, and a queue of suspects would take turns."""
+    stream = make_stream()
+    for _ in range(2):
+        stream.target = DECODE
+        stream.lose(DECODE, GONE)
+        assert await drain(stream, 1) == [GONE]
+        stream.note_loss(GONE)
+        stream.begin_placement()
+    assert (stream.num_failures, stream.is_suspect) == (2, False)
