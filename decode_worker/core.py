@@ -66,7 +66,12 @@ class LetGo:
     key: SequenceKey
 
 
-Command = Admit | Absorb | Activate | FallBack | Cancel | LetGo
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The worker is leaving: name the sequences that have not begun to run here."""
+
+
+Command = Admit | Absorb | Activate | FallBack | Cancel | LetGo | Leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,14 @@ class Refused:
     reason: str
 
 
-Event = Reserved | Refused | Emission
+@dataclass(frozen=True, slots=True)
+class Unstarted:
+    """The sequence has not begun to run here; its edge hands it back."""
+
+    key: SequenceKey
+
+
+Event = Reserved | Refused | Unstarted | Emission
 
 
 class DecodeCore:
@@ -125,6 +137,8 @@ class DecodeCore:
                 self._scheduler.cancel(key)
             case LetGo(key):
                 self._let_go(key)
+            case Leave():
+                return [Unstarted(key) for key in self._scheduler.unstarted()]
             case _:
                 assert_never(command)
         return ()

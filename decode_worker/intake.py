@@ -1,7 +1,8 @@
 """Takes jobs from this worker's stream, confirms them to their gateways and hands their sequences to the engine.
 
 Life of a job here: read -> accepted (its prompt fetched from the gateway if it is long) -> admitted -> finished,
-failed or cancelled. Every way out goes through `close`.
+failed, late, handed back or cancelled. Every way out goes through `close`. A worker that leaves hands back what it
+reads, and what it has not begun to compute.
 """
 
 import asyncio
@@ -10,15 +11,17 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from common.broker.protocols import JobQueue, QueuedJob
 from common.errors import BrokerUnavailable, MalformedRecord
 from common.messages.codec import unpack_ids
 from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
 from common.scheduling.sequence import Sequence, SequenceKey
-from decode_worker.core import Absorb, Admit, Cancel, Command
+from decode_worker.core import Absorb, Admit, Cancel, Command, Leave
 from decode_worker.emitter import Emitter
 from decode_worker.ledger import Ledger, Live
+from decode_worker.timer import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,9 @@ READ_BLOCK_S = 1.0
 RETRY_S = 0.5
 PROMPT_TIMEOUT_S = 5.0
 """A gateway that does not send the promised prompt in this time has given the placement up, or lost the way."""
+
+DEADLINE_GRACE_S = 1.0
+"""How long after a request's deadline its gateway, whose word counts, may cancel it before we do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,9 @@ class Intake:
         may_go_remote: Callable[[], bool],
         limits: Limits,
         on_opened: Callable[[Live], None],
+        clock: Callable[[], float],
     ) -> None:
+        """`clock` (seconds) measures our patience with gateways; `on_opened` hears of every placement taken in."""
         self._jobs = jobs
         self._ledger = ledger
         self._emitter = emitter
@@ -58,31 +66,46 @@ class Intake:
         self._may_go_remote = may_go_remote
         self._limits = limits
         self._on_opened = on_opened
+        self._clock = clock
         self._arrivals = itertools.count()
+        self._read_up_to: EntryId | None = None
+        self._is_leaving = False
 
     async def run(self, worker: WorkerId, epoch: Epoch) -> None:
         """Read and accept jobs until cancelled."""
-        after: EntryId | None = None
         while True:
             try:
-                queued = await self._jobs.read(worker, epoch, after, READ_BLOCK_S)
+                await self._read(worker, epoch, READ_BLOCK_S)
             except BrokerUnavailable as error:
                 logger.warning("cannot read jobs: %s", error)
                 await asyncio.sleep(RETRY_S)
-                continue
-            for item in queued:
-                after = item.entry
-                self.accept(item)
+
+    def leave(self) -> None:
+        """Begin to leave: what is not computed yet is handed back at once, and so is what still comes."""
+        self._is_leaving = True
+        for live in self._ledger.all():
+            if live.ids is None:
+                self.hand_back(live)
+        self._submit(Leave())
+
+    async def hand_back_unread(self, worker: WorkerId, epoch: Epoch) -> None:
+        """Hand back what stands in our stream; nothing is placed there any more and `run` has ended."""
+        self._is_leaving = True
+        try:
+            while await self._read(worker, epoch, 0.0):
+                pass
+        except BrokerUnavailable as error:
+            logger.warning("cannot hand unread jobs back: %s", error)
 
     def accept(self, queued: QueuedJob) -> None:
         """Take one job in; duplicates, cancelled and outdated ones change nothing."""
         if self._is_wanted(queued):
             live = self._ledger.open(queued.job)
             self._on_opened(live)
-            if queued.job.prompt is None:
-                self._await_prompt(live)
+            if self._is_leaving:
+                self.hand_back(live)
             else:
-                self._start(live, queued.job.prompt)
+                self._begin(live)
         self._submit(Absorb(queued.entry))
 
     def supply_prompt(self, request: RequestId, placement: PlacementNumber, ids: bytes) -> bool:
@@ -108,6 +131,11 @@ class Intake:
         for live in self._ledger.of_gateway(gateway):
             self.close(live.key)
 
+    def hand_back(self, live: Live) -> None:
+        """Give a placement to whichever worker its gateway finds next: we are leaving."""
+        self._emitter.failed(live, "worker_draining", "the worker is leaving", is_retryable=True)
+        self.close(live.key)
+
     def close(self, key: SequenceKey) -> None:
         """Release all that a placement holds here, whatever its state; idempotent."""
         self._ledger.close(key)
@@ -126,9 +154,32 @@ class Intake:
         self.close(current.key)
         return True
 
+    async def _read(self, worker: WorkerId, epoch: Epoch, block_s: float) -> int:
+        """Accept what is read next; return how many jobs those were."""
+        queued = await self._jobs.read(worker, epoch, self._read_up_to, block_s)
+        for item in queued:
+            self._read_up_to = item.entry
+            self.accept(item)
+        return len(queued)
+
+    def _begin(self, live: Live) -> None:
+        job = live.job
+        if job.time_left_s is not None:
+            if job.time_left_s <= 0:
+                self._end_late(live)
+                return
+            live.deadline_timer = Timer(self._clock, job.time_left_s + DEADLINE_GRACE_S, partial(self._end_late, live))
+        if job.prompt is None:
+            self._await_prompt(live)
+        else:
+            self._start(live, job.prompt)
+
+    def _end_late(self, live: Live) -> None:
+        self._emitter.failed(live, "deadline_exceeded", "the request's time is over", is_retryable=False)
+        self.close(live.key)
+
     def _await_prompt(self, live: Live) -> None:
-        loop = asyncio.get_running_loop()
-        live.prompt_timer = loop.call_later(PROMPT_TIMEOUT_S, self._miss_prompt, live)
+        live.prompt_timer = Timer(self._clock, PROMPT_TIMEOUT_S, partial(self._miss_prompt, live))
         self._emitter.accepted(live, needs_prompt=True)
 
     def _miss_prompt(self, live: Live) -> None:

@@ -3,7 +3,6 @@
 Owned by the event loop. A request has at most one live placement here; a newer one supersedes it.
 """
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from common.messages.ids import GatewayId, PlacementNumber, RequestId
 from common.messages.job import Job
 from common.scheduling.sequence import FinishReason, SequenceKey
+from decode_worker.timer import Timer
 
 MAX_TOMBSTONES = 10_000
 """A tombstone is 200 bytes; at 1,000 cancels per second they last 10 s, longer than any job is under way."""
@@ -38,7 +38,8 @@ class Live:
     num_cached: int = 0
     finish: FinishReason | None = None
     failure: str = CANCELLED
-    prompt_timer: asyncio.TimerHandle | None = None
+    prompt_timer: Timer | None = None
+    deadline_timer: Timer | None = None
 
     @property
     def key(self) -> SequenceKey:
@@ -81,8 +82,9 @@ class Ledger:
         live = self.get(key)
         if live is None:
             return None
-        if live.prompt_timer is not None:
-            live.prompt_timer.cancel()
+        for timer in (live.prompt_timer, live.deadline_timer):
+            if timer is not None:
+                timer.cancel()
         del self._live[key.request]
         self.bury(key.request, key.placement)
         self._on_closed(live)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from common.errors import PeerError
+from common.lifecycle.uninterrupted import uninterrupted
 from common.messages.ids import Epoch, TryNumber, WorkerId
 from common.messages.registry import WorkerRecord
 from common.rpc.channels import Channels
@@ -67,7 +68,7 @@ class Releases:
         """Send until cancelled."""
         while True:
             await self._wakeup.wait()
-            await self.flush()
+            await uninterrupted(self.flush())  # what is being sent when we leave arrives
 
     async def flush(self) -> None:
         """Send what is queued."""

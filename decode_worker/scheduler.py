@@ -134,6 +134,11 @@ class DecodeScheduler:
         ticket = self._tickets.get(key)
         return ticket.sequence if ticket else None
 
+    def unstarted(self) -> list[SequenceKey]:
+        """Return those that have never run here, oldest first: waiting for room, or for a prefill elsewhere."""
+        queued = (*self._queues[_State.WAITING], *self._queues[_State.RESERVED])
+        return [ticket.sequence.key for ticket in sorted(queued, key=_age) if not ticket.sequence.num_preemptions]
+
     def add(self, sequence: Sequence, wants: Intake = Intake.LOCAL) -> None:
         """Queue a new sequence by its age; it has no pages yet and at least one token left to generate.
 

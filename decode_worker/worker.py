@@ -17,7 +17,7 @@ from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, TransferMode
-from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved
+from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved, Unstarted
 from decode_worker.emitter import Emitter
 from decode_worker.fetcher import Fetcher
 from decode_worker.intake import Intake, Limits
@@ -77,6 +77,7 @@ class DecodeWorker:
             self._may_go_remote,
             limits,
             self._witness.placed,
+            edge.clock.now,
         )
 
     async def run(self, signals: StopSignals) -> int:
@@ -92,11 +93,15 @@ class DecodeWorker:
             await edge.register()
             await edge.load_model(self._core, self._take)
             intake = edge.spawn(self._intake.run(edge.worker, foundation.epoch), "intake")
+            edge.spawn(self._leave(signals), "leaving")
             edge.spawn(self._releases.run(), "releases")
             edge.spawn(self._leases.run(), "leases")
             code = await edge.serve(signals, lambda: not len(self._ledger))
             intake.cancel()
-            self._hand_back()
+            await asyncio.gather(intake, return_exceptions=True)
+            await self._intake.hand_back_unread(edge.worker, foundation.epoch)
+            for live in self._ledger.all():
+                self._intake.hand_back(live)
             return code
         finally:
             await self._receiver.close()
@@ -143,6 +148,10 @@ class DecodeWorker:
                     self._receiver.begin(live, live.ids, event)
                 else:  # cancelled meanwhile: nobody receives into the lent pages
                     self._edge.submit(LetGo(key))
+            case Unstarted(key):
+                live = self._ledger.get(key)
+                if live is not None:
+                    self._intake.hand_back(live)
             case Refused(key, reason):
                 live = self._ledger.get(key)
                 if live is not None:
@@ -154,11 +163,9 @@ class DecodeWorker:
         if ended is not None:
             self._ledger.close(ended.key)
 
-    def _hand_back(self) -> None:
-        """Give what could not be finished to other workers."""
-        for live in self._ledger.all():
-            self._emitter.failed(live, "worker_draining", "the worker is leaving", is_retryable=True)
-            self._intake.close(live.key)
+    async def _leave(self, signals: StopSignals) -> None:
+        await signals.stop.wait()
+        self._intake.leave()
 
     def _lose_gateway(self, gateway: GatewayId) -> None:
         self._intake.cancel_gateway(gateway)

@@ -200,7 +200,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
             logger.error("leaving after a failure: %r", self.crashed.result())
             return 1
         self._standing.phase = WorkerHealth.DRAINING
-        self.touch()
+        if self._heart is not None:
+            await self._heart.beat()  # once it is answered nothing more is placed here
         await self._drain(signals, is_idle)
         return 1 if self.crashed.done() else 0
 

@@ -3,6 +3,7 @@
 import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -41,7 +42,7 @@ async def prefill(fabric: Fabric) -> AsyncIterator[ScriptedPrefill]:
     await prefill.stop()
 
 
-async def start(fabric: Fabric, prefill: ScriptedPrefill, **options: float) -> tuple[Node[DecodeWorker], FeedClient]:
+async def start(fabric: Fabric, prefill: ScriptedPrefill, **options: Any) -> tuple[Node[DecodeWorker], FeedClient]:
     """Start a decode worker that knows the prefill worker, and a gateway of it."""
     decode = await fabric.decode(**options)
     await until(lambda: decode.edge.peers.find(prefill.record.worker, prefill.record.epoch), "they know each other")

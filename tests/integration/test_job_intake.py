@@ -1,5 +1,6 @@
 """Jobs on their way into a decode worker: long prompts, repeats, newer placements, refusals, and the room they took."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -7,8 +8,9 @@ import pytest
 
 import decode_worker.intake
 from common.broker.protocols import Candidate, Placed, QueuedJob, Whereabouts
-from common.messages.ids import EntryId, PlacementNumber, RequestId
+from common.messages.ids import EntryId, Epoch, PlacementNumber, RequestId, WorkerId
 from common.messages.job import Job
+from common.messages.registry import WorkerHealth
 from decode_worker.worker import DecodeWorker
 from tests.support.feed_client import Answer, FeedClient, make_job
 from tests.support.polling import until
@@ -170,6 +172,36 @@ async def test_a_job_takes_room_until_it_is_absorbed_and_no_longer(fabric: Fabri
     await fabric.until_idle()
 
 
+async def test_a_placement_whose_time_is_over_ends_though_its_gateway_is_silent(
+    fabric: Fabric, decode: Node[DecodeWorker], client: FeedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_worker.intake, "DEADLINE_GRACE_S", 0.01)
+    decode.valve.close()
+    await client.place(timed("running", 0.05), decode.record)
+    await until(lambda: decode.valve.is_holding, "it runs")
+    await client.place(timed("long", 0.05, has_prompt=False), decode.record)
+    for name in ("running", "long"):
+        assert await client.answer(name) == Answer([], "deadline_exceeded")
+        assert not client.events[name, 1][-1].failed.is_retryable
+    assert not len(decode.worker._ledger)
+    decode.valve.open()
+
+
+@pytest.mark.parametrize("time_left_s", [0.0, -3.0])
+async def test_a_job_that_comes_too_late_is_not_computed(
+    fabric: Fabric, decode: Node[DecodeWorker], client: FeedClient, time_left_s: float
+) -> None:
+    await client.place(timed("r", time_left_s), decode.record)
+    assert await client.answer("r") == Answer([], "deadline_exceeded")
+    await _is_absorbed(fabric, decode, "r")
+    assert not decode.valve.spans
+
+
+async def test_a_placement_within_its_time_is_left_alone(decode: Node[DecodeWorker], client: FeedClient) -> None:
+    await client.place(timed("r", 600.0), decode.record)
+    assert await client.answer("r") == Answer(TOKENS, "length")
+
+
 async def test_what_cannot_be_finished_is_handed_back(fabric: Fabric) -> None:
     decode = await fabric.decode(drain_s=0)
     client = await fabric.client(decode.record)
@@ -195,6 +227,81 @@ async def test_running_work_is_finished_before_leaving(fabric: Fabric) -> None:
     decode.valve.open()
     assert await client.answer("r") == Answer(TOKENS, "length")
     assert await decode.task == 0
+
+
+async def test_what_has_not_begun_is_handed_back_at_once_and_the_rest_finished(fabric: Fabric) -> None:
+    decode = await fabric.decode(max_sequences=1)
+    client = await fabric.client(decode.record)
+    decode.valve.close()
+    deliver(decode, make_job("running", PROMPT))
+    await until(lambda: decode.valve.is_holding, "it runs")
+    deliver(decode, make_job("waiting", PROMPT), "2-0")
+    deliver(decode, make_job("long", PROMPT, has_prompt=False), "3-0")
+    decode.valve.let(2)
+    await until(lambda: decode.edge.load.num_waiting == 1, "one waits for its seat")
+    decode.signals.stop.set()
+    assert await client.answer("long") == Answer([], "worker_draining")
+    deliver(decode, make_job("unread", PROMPT), "4-0")
+    assert await client.answer("unread") == Answer([], "worker_draining")
+    decode.valve.let(1)
+    assert await client.answer("waiting") == Answer([], "worker_draining")
+    assert len(decode.worker._ledger) == 1
+    decode.valve.open()
+    assert await client.answer("running") == Answer(TOKENS, "length")
+    assert await decode.task == 0
+
+
+async def test_a_reception_is_handed_back_when_its_worker_leaves(fabric: Fabric) -> None:
+    decode, prefill, client = await fabric.pair()
+    prefill.valve.close()
+    await client.place(make_job("r", PROMPT), decode.record)
+    await until(lambda: prefill.valve.is_holding, "its prompt is being computed")
+    decode.signals.stop.set()
+    assert await client.answer("r") == Answer([], "worker_draining")
+    assert await decode.task == 0
+    await until(lambda: not len(prefill.worker._holdings), "the prefill worker knows")
+    prefill.valve.open()
+    await fabric.until_idle()
+
+
+async def test_a_job_that_is_placed_as_its_worker_leaves_is_handed_back(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = fabric.broker.jobs.read
+
+    async def slow_read(worker: WorkerId, epoch: Epoch, after: EntryId | None, block_s: float) -> list[QueuedJob]:
+        if block_s:  # an answer that is under way when the signal comes
+            await asyncio.Event().wait()
+        return await read(worker, epoch, after, block_s)
+
+    monkeypatch.setattr(fabric.broker.jobs, "read", slow_read)
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    decode.signals.stop.set()
+    assert await client.answer("r") == Answer([], "worker_draining")
+    assert await decode.task == 0
+    assert not decode.valve.spans
+
+
+async def test_a_second_signal_hands_back_what_runs(fabric: Fabric) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    decode.valve.close()
+    await client.place(make_job("r", PROMPT), decode.record)
+    await until(lambda: decode.valve.is_holding, "it runs")
+    decode.signals.receive()
+    await until(lambda: decode.edge.health is WorkerHealth.DRAINING, "it drains")
+    assert client.kinds("r") == ["accepted"]
+    decode.signals.receive()
+    assert (await client.answer("r")).reason == "worker_draining"
+    decode.valve.open()
+    assert await decode.task == 0
+
+
+def timed(request: str, time_left_s: float, *, has_prompt: bool = True) -> Job:
+    """Return a job with a deadline."""
+    return msgspec.structs.replace(make_job(request, PROMPT, has_prompt=has_prompt), time_left_s=time_left_s)
 
 
 async def _is_absorbed(fabric: Fabric, decode: Node[DecodeWorker], request: str) -> None:
