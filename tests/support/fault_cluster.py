@@ -36,7 +36,8 @@ PEER_HOST = "127.0.0.2"
 """Where proxies listen. Linux answers on all of 127.0.0.0/8; elsewhere the address must be added to the loopback."""
 
 START_S = 120.0
-LOOK_S = 0.05
+REGISTRY_S = 15.0
+LOOK_S = 0.1
 REDIS = "redis"
 
 WORKER_SETTINGS = {
@@ -86,6 +87,8 @@ class FaultCluster:
         self.rpc: dict[str, RpcLink] = {}
         self.pages: dict[int, ByteLink] = {}
         self.redis_links: dict[str, ByteLink] = {}
+        self.absent: set[str] = set()
+        """Seats that stay empty for now."""
         self._page_ports: dict[str, int] = {}
         self._folder = folder
         self._model = model
@@ -93,7 +96,7 @@ class FaultCluster:
         self._redis_port = free_port()
         self._ports = {name: free_port() for name in shape.workers + shape.gateways}
         self._metrics_ports = {name: free_port() for name in shape.workers}
-        self._observer = Observer(self.redis_url)
+        self._observer: Observer
         self._watching: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -114,6 +117,7 @@ class FaultCluster:
 
     async def start(self) -> None:
         """Start everything and wait until it serves."""
+        self._observer = Observer(self.redis_url)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0))
         self._make_processes()
         await self.processes[REDIS].start()
@@ -139,6 +143,8 @@ class FaultCluster:
             await link.close()
         for rpc in self.rpc.values():
             await rpc.close()
+        self.pages.clear()
+        self._page_ports.clear()
         await self._observer.close()
         if self._session is not None:
             await self._session.close()
@@ -168,6 +174,18 @@ class FaultCluster:
             idleness.holds, lambda: f"idle again; left: {idleness.left}\n{self.tails()}", deadline_s, look_s=LOOK_S
         )
 
+    async def until_known_dead(self, worker: str) -> None:
+        """Wait until the registry does not list a worker that has ended."""
+
+        async def is_gone() -> bool:
+            return all(state.record.worker != worker for state in (await self.overview()).workers)
+
+        await until(is_gone, f"the registry has forgotten {worker}", REGISTRY_S, look_s=LOOK_S)
+
+    async def epoch_of(self, worker: str) -> int:
+        """Return the epoch of the present life of a worker."""
+        return next(state.record.epoch for state in (await self.overview()).workers if state.record.worker == worker)
+
     def page_link(self, worker: str) -> ByteLink:
         """Return the link to the pages of the present life of a worker."""
         return self.pages[self._page_ports[worker]]
@@ -180,6 +198,22 @@ class FaultCluster:
     def tails(self) -> str:
         """Return the end of every log, for a failing test's report."""
         return "\n".join(process.tail() for process in self.processes.values())
+
+    async def repair(self) -> None:
+        """Make it whole for the next test, whatever the last one has left: links, processes, and all at rest."""
+        await self.heal()
+        for name, process in self.processes.items():
+            if process.is_running:
+                process.thaw()
+            elif name not in self.absent:
+                await self.restart(name)
+        try:
+            await self.until_ready()
+            await self.until_idle()
+        except AssertionError:
+            await self.close()
+            await self.start()
+            raise
 
     async def heal(self) -> None:
         """End every fault of the links."""

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from tests.support.tiny_models import SPECIAL_TOKENS, write_tiny_llama
 
 VOCAB = 320
-MAX_CONTEXT = 1024
+MAX_CONTEXT = 2048
 
 
 def write_fault_model(path: Path) -> Path:

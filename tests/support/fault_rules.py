@@ -5,6 +5,7 @@ returns the reply (nothing for a frame of a feed).
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ class After:
 
 
 @dataclass(eq=False)
-class Faulty:
+class Faulty(ABC):
     """A fault of the network that touches messages; `num_acted` counts them."""
 
     matcher: Matcher
@@ -187,6 +188,10 @@ class Faulty:
 
     def matches(self, message: Message) -> bool:
         return self.matcher(message)
+
+    @abstractmethod
+    async def act(self, message: Message, forward: Forward) -> bytes:
+        """Deliver it in the rule's way."""
 
 
 @dataclass(eq=False)
@@ -235,17 +240,18 @@ class Lost(Faulty):
 class Reordered(Faulty):
     """Delivered behind the next message that `next_one` matches, or after `patience_s` if none comes.
 
-    The caller of the first would wait for its answer before it sent the second: it gets `reply` at once.
+    The caller of the first would wait for its answer before it sent the second: it gets `reply` at once. With None it
+    waits.
     """
 
     next_one: Matcher = lambda _: False
-    reply: bytes = b""
-    patience_s: float = 3.0
+    reply: bytes | None = b""
+    patience_s: float = 8.0
 
     def __post_init__(self) -> None:
         self._overtaken = asyncio.Event()
         self._is_waiting = False
-        self._late: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Task[bytes]] = set()
 
     def matches(self, message: Message) -> bool:
         return self._is_next(message) or (not self.num_acted and self.matcher(message))
@@ -255,20 +261,21 @@ class Reordered(Faulty):
             self._is_waiting = False
             reply = await forward()
             self._overtaken.set()
-            await asyncio.gather(*self._late)
+            await asyncio.gather(*self._late, return_exceptions=True)  # its receiver may refuse what comes too late
             return reply
         self.num_acted += 1
         self._is_waiting = True
-        self._late.add(asyncio.create_task(self._deliver(forward)))
-        return self.reply
+        delivery = asyncio.create_task(self._deliver(forward))
+        self._late.add(delivery)
+        return await delivery if self.reply is None else self.reply
 
     def _is_next(self, message: Message) -> bool:
         return self._is_waiting and self.next_one(message)
 
-    async def _deliver(self, forward: Forward) -> None:
+    async def _deliver(self, forward: Forward) -> bytes:
         try:
             async with asyncio.timeout(self.patience_s):
                 await self._overtaken.wait()
         except TimeoutError:
             self._is_waiting = False
-        await forward()
+        return await forward()

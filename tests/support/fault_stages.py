@@ -2,7 +2,8 @@
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,13 @@ CHUNK = 3
 """Which chunk of the prompt the victim of that stage is held behind."""
 
 REACH_S = 15.0
+
+LONGEST_HOLD_S = 1.6
+"""Whose message is held waits 2 s for the answer."""
+
+
+IsMine = Callable[[Message, str], bool]
+"""Whether a message with that method is about the request at hand."""
 
 
 class Stage(enum.StrEnum):
@@ -92,10 +100,21 @@ class Stager:
         await asks[BYSTANDERS[0]].has_tokens(3)
         return asks
 
+    async def bring_all(self, stages: Sequence[Stage]) -> bool:
+        """Bring one request to each stage; return whether all of them stand there at the same time."""
+        first_held: float | None = None
+        for stage in Stage:
+            if stage in stages:
+                await self.bring(stage)
+                if first_held is None and stage is not Stage.DECODING:
+                    first_held = time.monotonic()
+        held_s = 0.0 if first_held is None else time.monotonic() - first_held
+        return held_s < LONGEST_HOLD_S and not any(victim.ask.is_over for victim in self.victims)
+
     async def bring(self, stage: Stage) -> Victim:
         """Start a request and return once it is held at `stage`."""
         ask = Ask(self.cluster.url(self.gateway), self.plain.bodies[stage])
-        reached, release = self._hold(stage, self._is_about(ask))
+        reached, release = hold_at(self.cluster, stage, about(self.cluster, ask))
         ask.start()
         victim = Victim(stage, ask, release)
         self.victims.append(victim)
@@ -111,48 +130,47 @@ class Stager:
         for victim in self.victims:
             victim.release()
 
-    def _hold(
-        self, stage: Stage, is_mine: Callable[[Message, str], bool]
-    ) -> tuple[asyncio.Event | None, Callable[[], None]]:
-        """Set up the gate of a stage; return what tells that it is reached, and what opens it."""
-        rules = self.cluster.rules
-        match stage:
-            case Stage.QUEUED:
-                gate = Gate(lambda message: is_mine(message, "Bind"))
-            case Stage.PREFILLING:
-                gate = Gate(Nth(lambda message: is_mine(message, "Announce"), CHUNK))
-            case Stage.COMMITTING:
-                gate = Gate(lambda message: is_mine(message, "Commit"))
-            case Stage.TRANSFERRING:
-                return self._hold_pages(is_mine)
-            case Stage.DECODING:
-                return None, _nothing
-        rules.add(gate)
-        return gate.seen, gate.open
 
-    def _hold_pages(self, is_mine: Callable[[Message, str], bool]) -> tuple[asyncio.Event, Callable[[], None]]:
-        """Hold the pages from the first announcement on: the transfer is all that is missing after the commit."""
-        links = self.cluster.pages
+def about(cluster: FaultCluster, ask: Ask) -> IsMine:
+    """Return what tells whether a message with some method is about the request."""
+    tap = cluster.tap
 
-        def hold(message: Message) -> None:
-            holder = self.cluster.rules.sightings.prefill[message.requests[0]]
-            self.cluster.page_link(holder).hold()
+    def is_mine(message: Message, method: str) -> bool:
+        return message.method == method and any(tap.salt_of(request) == ask.salt for request in message.requests)
 
-        def heal() -> None:
-            for link in links.values():
-                link.heal()
+    return is_mine
 
-        committed = After(lambda message: is_mine(message, "Commit"))
-        self.cluster.rules.add(Before(Nth(lambda message: is_mine(message, "Announce")), hold), committed)
-        return committed.passed, heal
 
-    def _is_about(self, ask: Ask) -> Callable[[Message, str], bool]:
-        tap = self.cluster.tap
+def hold_at(cluster: FaultCluster, stage: Stage, is_mine: IsMine) -> tuple[asyncio.Event | None, Callable[[], None]]:
+    """Set up the gate of a stage; return what tells that it is reached (None: the client does), and what opens it."""
+    match stage:
+        case Stage.QUEUED:
+            gate = Gate(lambda message: is_mine(message, "Bind"))
+        case Stage.PREFILLING:
+            gate = Gate(Nth(lambda message: is_mine(message, "Announce"), CHUNK))
+        case Stage.COMMITTING:
+            gate = Gate(lambda message: is_mine(message, "Commit"))
+        case Stage.TRANSFERRING:
+            return _hold_pages(cluster, is_mine)
+        case Stage.DECODING:
+            return None, _nothing
+    cluster.rules.add(gate)
+    return gate.seen, gate.open
 
-        def is_mine(message: Message, method: str) -> bool:
-            return message.method == method and any(tap.salt_of(request) == ask.salt for request in message.requests)
 
-        return is_mine
+def _hold_pages(cluster: FaultCluster, is_mine: IsMine) -> tuple[asyncio.Event, Callable[[], None]]:
+    """Hold the pages from the first announcement on: the transfer is all that is missing after the commit."""
+
+    def hold(message: Message) -> None:
+        cluster.page_link(cluster.rules.sightings.prefill[message.requests[0]]).hold()
+
+    def heal() -> None:
+        for link in cluster.pages.values():
+            link.heal()
+
+    committed = After(lambda message: is_mine(message, "Commit"))
+    cluster.rules.add(Before(Nth(lambda message: is_mine(message, "Announce")), hold), committed)
+    return committed.passed, heal
 
 
 def _stop_string(text: str) -> str:

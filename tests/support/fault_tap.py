@@ -1,6 +1,6 @@
 """Tells which request of a gateway is whose: reads along what the gateway writes to Redis.
 
-Clients choose a salt, gateways choose the id; a job holds the salt, and the argument behind it is the id.
+Clients choose a salt, gateways choose the id; a job holds the salt, and the argument behind the job is the id.
 """
 
 import re
@@ -11,6 +11,7 @@ from tests.support.polling import until
 SALT_PREFIX = "fault-"
 _SALT = re.compile(rb"fault-[0-9a-f]{16}")
 _ID = re.compile(rb"\$32\r\n([0-9a-f]{32})\r\n")
+_LENGTH = re.compile(rb"\$(\d{1,5})\r\n")
 _TAIL_BYTES = 1 << 16
 
 
@@ -20,6 +21,8 @@ class Tap:
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
         self._salts: dict[str, str] = {}
+        self.jobs: dict[str, bytes] = {}
+        """The first job of each request, as it was written, by salt."""
 
     def look(self) -> Callable[[bytes], None]:
         """Return who looks at one direction of a link."""
@@ -31,6 +34,7 @@ class Tap:
                 found = _ID.search(seen, salt.end())
                 if found is not None:
                     self._note(salt.group().decode(), found.group(1).decode())
+                    self.jobs.setdefault(salt.group().decode(), _argument_around(bytes(seen), salt.start()))
             del seen[:-_TAIL_BYTES]
 
         return look
@@ -47,3 +51,12 @@ class Tap:
     def _note(self, salt: str, request: str) -> None:
         self._ids.setdefault(salt, request)
         self._salts.setdefault(request, salt)
+
+
+def _argument_around(data: bytes, position: int) -> bytes:
+    """Return the argument of a Redis command in which `position` lies."""
+    for header in reversed(list(_LENGTH.finditer(data, 0, position))):
+        end = header.end() + int(header.group(1))
+        if end > position and data[end : end + 2] == b"\r\n":
+            return data[header.end() : end]
+    raise AssertionError("a job that does not begin where it should")
