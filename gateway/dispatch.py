@@ -202,7 +202,7 @@ class Dispatcher:
         """Whether a worker has taken the job out of the waiting set that must not have it: one of another version of
         the model, as all share the set, or another one than the request names. Its placement is given up. Later events
         need no look: they are taken from the acceptor alone."""
-        is_acceptance = event.HasField("accepted")
+        is_acceptance = event.HasField("accepted") or (event.HasField("failed") and stream.source is None)
         if not (is_acceptance or event.tokens.is_early) or event.placement != stream.placement:
             return False
         record = self.feeds.record(source)

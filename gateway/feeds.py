@@ -61,6 +61,7 @@ class Feeds:
         self._listener = listener
         self._clock = clock
         self._records: dict[Source, WorkerRecord] = {}
+        self._left: dict[Source, WorkerRecord] = {}
         self._tasks: dict[Source, asyncio.Task[None]] = {}
         self._calls: dict[Source, asyncio.Timeout] = {}
         self._connected: set[Source] = set()
@@ -70,7 +71,9 @@ class Feeds:
     def follow(self, records: Iterable[WorkerRecord]) -> None:
         """Follow exactly these workers; feeds of others end once they break."""
         self._judge = self._judge or asyncio.create_task(self._judge_silence(), name="silence")
+        known = self._left | self._records
         self._records = {Source(record.worker, record.epoch): record for record in records}
+        self._left = {source: known[source] for source in known.keys() & self._connected - self._records.keys()}
         for source in self._records.keys() - self._tasks.keys():
             task = asyncio.create_task(self._follow(source), name=f"feed-{source.worker}")
             self._tasks[source] = task
@@ -81,12 +84,14 @@ class Feeds:
         return source in self._connected
 
     def record(self, source: Source) -> WorkerRecord | None:
-        """Return what the registry says of that worker, None if it is not known (any more)."""
-        return self._records.get(source)
+        """Return what the registry says of that worker, or has said of one that left it and is still connected: one
+        that drains has requests of ours. None if it is not known (any more)."""
+        left = self._left.get(source) if source in self._connected else None
+        return self._records.get(source) or left
 
     def stub(self, source: Source) -> "WorkerAsyncStub | None":
         """Return a client of that worker, None if it is not known (any more)."""
-        record = self._records.get(source)
+        record = self.record(source)
         return None if record is None else WorkerStub(self._channels.channel(record.address, record.epoch))
 
     async def close(self) -> None:

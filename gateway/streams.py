@@ -211,6 +211,9 @@ class Stream:
             case "tokens" if event.tokens.is_early:
                 self._take_early(event.tokens)
                 return True
+            case "failed" if self._may_decline(source):
+                self.source = source
+                self._take_failed(event.failed)
             case _ if source != self.source:
                 return False
             case "tokens":
@@ -230,6 +233,10 @@ class Stream:
             assert self._queued is not None  # a placement has begun
             self._queued.accept(source.worker)
         return self.source == source
+
+    def _may_decline(self, source: Source) -> bool:
+        """Whether the worker may have the job and not have accepted it: it may leave, or find that it cannot run it."""
+        return self.source is None and self._ending is None and self.target in (None, source)
 
     def _take_early(self, tokens: pb.Tokens) -> None:
         if tokens.index == len(self.shown) and tokens.chain == self._chains[-1]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from common.errors import BrokerUnavailable, Overloaded, RequestCancelled, WorkerLost
+from common.errors import BrokerUnavailable, InvalidRequest, Overloaded, RequestCancelled, WorkerLost
 from common.messages.codec import pack_ids, unpack_ids
 from common.messages.ids import PlacementNumber, RequestId
 from common.messages.job import Job
@@ -114,6 +114,24 @@ class TestBudget:
         answer(last, await job_of(last), [9])
         assert (await running)[-1] == EndOfStream(FinishReason.LENGTH, 1)
         assert gateway.count("failovers", reason="drained") == MAX_FAILURES + 1
+
+    async def test_a_draining_worker_hands_back_what_it_has_not_accepted(self, gateway: DispatchHarness) -> None:
+        worker = await gateway.add_worker("decode-0", 1)
+        other = await gateway.add_worker("decode-1", 2)
+        await other.beat(num_running=2)
+        running = asyncio.create_task(gateway.collect(make_request()))
+        worker.send(await job_of(worker), failed=DRAINING)
+        answer(other, await job_of(other), [9])
+        assert ids_of(await running) == [9]
+        assert gateway.count("failovers", reason="drained") == 1
+
+    async def test_a_job_that_nobody_can_run_is_declined(self, gateway: DispatchHarness) -> None:
+        """Its worker looks at it before it accepts."""
+        worker = await gateway.add_worker("decode-0", 1)
+        running = asyncio.create_task(gateway.collect(make_request()))
+        worker.send(await job_of(worker), failed=pb.Failed(message="an unknown token", code="invalid_request"))
+        with pytest.raises(InvalidRequest, match="unknown token"):
+            await running
 
     async def test_a_draining_worker_is_not_asked_again(self, gateway: DispatchHarness) -> None:
         """The registry tells of the drain later than the worker itself."""
@@ -416,7 +434,7 @@ class TestNamedWorker:
         await gateway.add_worker("decode-0", 1)
         doubted = await gateway.add_worker("decode-1", 2)
         await doubted.beat(num_running=2)
-        gateway.dispatcher.proofs.doubt(source_of(doubted), "a canary died")
+        gateway.dispatcher.proofs.miss(source_of(doubted), "a canary died")
         running = asyncio.create_task(gateway.collect(make_request(worker=doubted)))
         answer(doubted, await job_of(doubted), [9, 10])
         await running
@@ -447,14 +465,14 @@ class TestTrust:
         doubted = await gateway.add_worker("decode-0", 1)
         trusted = await gateway.add_worker("decode-1", 2)
         await trusted.beat(num_running=2)
-        gateway.dispatcher.proofs.doubt(source_of(doubted), "a canary died")
+        gateway.dispatcher.proofs.miss(source_of(doubted), "a canary died")
         running = asyncio.create_task(gateway.collect(make_request()))
         answer(trusted, await job_of(trusted), [9])
         await running
 
     async def test_doubted_workers_are_better_than_none(self, gateway: DispatchHarness) -> None:
         doubted = await gateway.add_worker("decode-0", 1)
-        gateway.dispatcher.proofs.doubt(source_of(doubted), "a canary died")
+        gateway.dispatcher.proofs.miss(source_of(doubted), "a canary died")
         running = asyncio.create_task(gateway.collect(make_request()))
         answer(doubted, await job_of(doubted), [9])
         await running

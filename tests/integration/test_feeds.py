@@ -199,6 +199,17 @@ class TestStaleAnswers:
         answer(again[0], again[1], [10])
         assert ids_of(await running) == [9, 10]
 
+    async def test_one_that_has_left_the_registry(self, gateway: DispatchHarness) -> None:
+        """It drains: it takes nothing new, but works on what it has, and must hear when that is over."""
+        worker = await gateway.add_worker("decode-0", 1)
+        running, job = await start(gateway, worker)
+        await gateway.broker.registry.leave(worker.worker, worker.epoch)
+        await until(lambda: not gateway.roster.serving_workers(MODEL), "the roster to know", DEADLINE_S)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await worker.cancels.get() == (job.request, 1)
+
     async def test_late_early_copies_are_ignored(self, gateway: DispatchHarness) -> None:
         prefill = await gateway.add_worker("prefill-0", 3)
         prefill.send(outdated("unknown"), tokens=pb.Tokens(index=0, ids=[7], chain=1, is_early=True))

@@ -13,6 +13,7 @@ from common.messages.sampling import SamplingParams
 from gateway import placing as placing_module
 from gateway.engine import GenerateRequest
 from gateway.streams import Source
+from proto import worker_pb2 as pb
 from tests.support.broker_records import make_card
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, ids_of, job_of, quicken
 from tests.support.polling import until
@@ -107,6 +108,19 @@ async def test_a_waiting_job_that_another_version_takes_is_placed_again(upgrade:
     assert await running == [9]
     async with asyncio.timeout(DEADLINE_S):
         assert await new.cancels.get() == ("r", 1)
+
+
+async def test_another_version_cannot_decline_for_this_one(upgrade: Upgrade) -> None:
+    """It knows other tokens: what it cannot run, this one may."""
+    old = await upgrade.add_version(OLD)
+    await old.beat(num_running=1)
+    running = asyncio.create_task(upgrade.ids(OLD))
+    new = await upgrade.add_version(NEW)
+    new.send(await job_of(new), failed=pb.Failed(message="an unknown token", code="invalid_request"))
+    await until(lambda: upgrade.count("placements", kind="again") == 1, "another placement", DEADLINE_S)
+    await old.beat()
+    answer(old, await job_of(old), [9])
+    assert await running == [9]
 
 
 async def test_ids_of_one_version_are_never_given_to_another(upgrade: Upgrade) -> None:
