@@ -1,7 +1,8 @@
 """Every process of a cluster is replaced under load, and nobody notices: each request gets exactly its tokens."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,27 +13,35 @@ from tests.support.observation import Observation
 from tests.support.tiny_models import write_tiny_llama
 
 RESTART_S = 240.0
-NUM_GATEWAYS = (1, 2)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(400)]
 
 
-@pytest.fixture(params=NUM_GATEWAYS, ids=lambda count: f"{count}-gateways", scope="module")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers of each role, every prompt prefilled remotely."""
-    model = write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
-    options = ["--model", str(model), "--served-name", "tiny", "--dtype", "float32", "--disaggregation", "always"]
-    options += ["--prefill", "2", "--decode", "2", "--gateways", str(request.param), "--kv-memory", "64MiB"]
-    running = Cluster(tmp_path_factory.mktemp("rolling"), options).start()
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one."""
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def _started(folder: Path, model: Path, *options: str) -> Cluster:
+    common = ["--model", str(model), "--served-name", "tiny", "--dtype", "float32", "--kv-memory", "64MiB"]
+    return Cluster(folder, [*common, *options]).start()
+
+
+@pytest.fixture
+def twofold(tmp_path: Path, model: Path) -> Iterator[Cluster]:
+    """Two workers of each role behind one gateway, every prompt prefilled remotely."""
+    running = _started(tmp_path, model, "--prefill", "2", "--decode", "2", "--disaggregation", "always")
     yield running
     running.stop()
 
 
-@pytest.fixture
-async def observation(cluster: Cluster) -> AsyncIterator[Observation]:
-    """A view of the cluster."""
-    async with Observation(cluster) as observation:
-        yield observation
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Cluster]:
+    """One worker that does everything, behind two gateways."""
+    running = _started(tmp_path_factory.mktemp("single"), model, "--prefill", "0", "--decode", "1", "--gateways", "2")
+    yield running
+    running.stop()
 
 
 def _body(number: int, max_tokens: int) -> dict[str, Any]:
@@ -41,31 +50,52 @@ def _body(number: int, max_tokens: int) -> dict[str, Any]:
     return {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True} | sampling
 
 
-async def test_a_restart_of_everything_loses_nothing(cluster: Cluster, observation: Observation) -> None:
-    load = Load(cluster.url, [_body(number, 24) for number in range(8)])
+async def test_a_restart_of_everything_loses_nothing(twofold: Cluster) -> None:
+    load = Load(twofold.url, [_body(number, 24) for number in range(8)])
     await load.learn()
-    before = _pids(cluster)
+    before = _pids(twofold)
     async with load.running(KINDS), load.running(KINDS, pause_s=0.7):
-        lines = await _restart(cluster)
+        restarted = await _restart(twofold)
         num_answers = load.num_answers
-        await asyncio.sleep(0)
     assert load.wrong == []
     assert num_answers > len(KINDS)
-    restarted = [line.partition(" ")[0] for line in lines]
     assert restarted == [name for name in before if name != "redis"]
-    assert not [line for line in lines if "ended by" in line]  # every old process left with exit code 0
-    after = _pids(cluster)
+    after = _pids(twofold)
     assert not set(after.values()) & {pid for name, pid in before.items() if name != "redis"}
-    assert " died " not in (cluster.state_dir / "logs" / "supervisor.log").read_text()
-    await observation.until_idle(30)
+    assert " died " not in (twofold.state_dir / "logs" / "supervisor.log").read_text()
+    async with Observation(twofold) as observation:
+        await observation.until_idle(30)
+
+
+async def test_gateways_that_share_a_socket_are_restarted_unnoticed(single: Cluster) -> None:
+    load = Load(single.url, [_body(number, 24) for number in range(8)])
+    await load.learn()
+    async with load.running(KINDS), load.running(KINDS, pause_s=0.2):
+        assert await _restart(single, "gateway") == ["gateway-0", "gateway-1"]
+    assert load.wrong == []
+
+
+async def test_without_a_second_decode_worker_running_streams_end_and_new_requests_are_told_to_come_back(
+    single: Cluster,
+) -> None:
+    load = Load(single.url, [_body(number, 200) for number in range(4)])
+    await load.learn()
+    async with load.running(KINDS, pause_s=0.1):
+        assert await _restart(single, "decode") == ["decode-0"]
+    assert all("503, retry after 2: " in wrong and '"overloaded"' in wrong for wrong in load.wrong), load.wrong
+    async with Observation(single) as observation:
+        await observation.until_idle(30)
 
 
 async def _restart(cluster: Cluster, *names: str) -> list[str]:
+    """Return the names of the processes that were restarted, in that order."""
     result = await asyncio.to_thread(
         cluster.tandem, "restart", *names, "--state-dir", str(cluster.state_dir), timeout_s=RESTART_S
     )
     assert result.returncode == 0, result.stdout + result.stderr + cluster.logs()
-    return result.stdout.splitlines()
+    lines = result.stdout.splitlines()
+    assert not [line for line in lines if "ended by" in line]  # every old process left with exit code 0
+    return [line.partition(" ")[0] for line in lines]
 
 
 def _pids(cluster: Cluster) -> dict[str, int]:

@@ -79,7 +79,9 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], *,
     """Return the text of one completion; fail on any error and on a stream that does not end in order."""
     async with session.post(f"{url}/v1/completions", json=body | {"stream": streams}) as response:
         content = await response.read()
-        assert response.status == 200, f"{response.status} {content!r}"
+        assert response.status == 200, (
+            f"{response.status}, retry after {response.headers.get('Retry-After')}: {content!r}"
+        )
     if not streams:
         answer: str = json.loads(content)["choices"][0]["text"]
         return answer
