@@ -100,8 +100,9 @@ async def open_cluster(
         await connection.close()
 
 
-async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
-    app_settings = GatewaySettings(
+def http_settings(settings: GatewayProcessSettings) -> GatewaySettings:
+    """Return what the HTTP side is told."""
+    return GatewaySettings(
         host=settings.host,
         port=settings.port,
         reuse_port=settings.reuse_port,
@@ -110,6 +111,10 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
         deadline_s=settings.deadline_s or None,
         vllm_metrics=settings.vllm_metrics,
     )
+
+
+async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
+    app_settings = http_settings(settings)
     metrics = GatewayMetrics(CollectorRegistry())
     with StopSignals() as signals:
         async with open_cluster(gateway, settings, metrics) as cluster, _listen_rpc(cluster, settings) as rpc_port:

@@ -319,11 +319,13 @@ class Away:
         self._gateway = gateway
         self._patch = monkeypatch.context()
         self.num_places = 0
+        self.num_withdrawals = 0
 
     def __enter__(self) -> "Away":
         patch = self._patch.__enter__()
-        for name in ("withdraw", "whereabouts", "beat_gateway"):
+        for name in ("whereabouts", "beat_gateway"):
             patch.setattr(self._gateway.broker.jobs, name, self._fail)
+        patch.setattr(self._gateway.broker.jobs, "withdraw", self._fail_withdraw)
         patch.setattr(self._gateway.broker.jobs, "place", self._fail_place)
         patch.setattr(self._gateway.broker.registry, "workers", self._fail)
         return self
@@ -332,6 +334,10 @@ class Away:
         self._patch.__exit__(None, None, None)
 
     async def _fail(self, *arguments: object) -> object:
+        raise BrokerUnavailable("away")
+
+    async def _fail_withdraw(self, *arguments: object) -> object:
+        self.num_withdrawals += 1
         raise BrokerUnavailable("away")
 
     async def _fail_place(self, *arguments: object) -> object:
@@ -375,6 +381,41 @@ class TestRedisAway:
             assert time.monotonic() - begin < 0.5
             assert refusal.value.retry_after_s > 0
             assert away.num_places == 0
+
+    async def test_a_client_that_leaves_meanwhile_is_not_forgotten(
+        self, gateway: DispatchHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running = await start_waiting(gateway)
+        with Away(gateway, monkeypatch) as away:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await until(lambda: away.num_withdrawals > 1, "attempts to withdraw", DEADLINE_S)
+
+        async def is_gone() -> bool:
+            return await gateway.broker.jobs.whereabouts(RequestId("r"), PlacementNumber(1)) == "unknown"
+
+        await until(is_gone, "the waiting job's end", DEADLINE_S)
+
+    async def test_a_full_queue_is_waited_for(self, gateway: DispatchHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A client that has read a part of its answer is not turned away."""
+        first = await gateway.add_worker("decode-0", 1)
+        second = await gateway.add_worker("decode-1", 2)
+        await second.beat(num_running=3)
+        running = asyncio.create_task(gateway.collect(make_request()))
+        answer(first, await job_of(first), [9], finish=None)
+        refusals = 0
+
+        async def refuse(*arguments: object) -> object:
+            nonlocal refusals
+            refusals += 1
+            raise Overloaded("The waiting queue is full.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.broker.jobs, "place", refuse)
+            await first.stop()
+            await until(lambda: refusals > 1, "refusals", DEADLINE_S)
+        answer(second, await job_of(second), [10])
+        assert ids_of(await running) == [9, 10]
 
     async def test_an_acceptance_ends_the_attempts(
         self, gateway: DispatchHarness, monkeypatch: pytest.MonkeyPatch
