@@ -2,7 +2,8 @@
 
 from tests.planted.plant import Plant
 
-FAILOVER = "tests/integration/test_failover.py"
+BUDGET = "tests/integration/test_failure_budget.py"
+CHOSEN = "tests/integration/test_chosen_workers.py"
 FEEDS = "tests/integration/test_feeds.py"
 PREFILL = "tests/integration/test_prefill_duress.py"
 CANARY = "tests/unit/test_canary.py"
@@ -16,8 +17,8 @@ PLANTS = (
         text="            runs_alone=stream.is_suspect,\n",
         replacement="            runs_alone=False,\n",
         tests=(
-            f"{FAILOVER}::TestSuspects::test_after_two_deaths_it_runs_alone",
-            f"{FAILOVER}::TestSuspects::test_lost_tries_make_suspects_too",
+            f"{BUDGET}::TestSuspects::test_after_two_deaths_it_runs_alone",
+            f"{BUDGET}::TestSuspects::test_lost_tries_make_suspects_too",
         ),
     ),
     Plant(
@@ -26,7 +27,7 @@ PLANTS = (
         file="gateway/streams.py",
         text="                self._fail(event.try_lost.reason, is_death=True)\n",
         replacement="                pass\n",
-        tests=(f"{FAILOVER}::TestBudget::test_tries_and_placements_share_it",),
+        tests=(f"{BUDGET}::TestBudget::test_tries_and_placements_share_it",),
     ),
     Plant(
         name="drain-is-failure",
@@ -34,7 +35,7 @@ PLANTS = (
         file="gateway/streams.py",
         text="PlacementLost(LossReason.DRAINED, failed.message, is_failure=False)",
         replacement="PlacementLost(LossReason.DRAINED, failed.message)",
-        tests=(f"{FAILOVER}::TestBudget::test_draining_workers_use_up_nothing",),
+        tests=(f"{BUDGET}::TestBudget::test_draining_workers_use_up_nothing",),
     ),
     Plant(
         name="emptied-redis-is-failure",
@@ -42,7 +43,7 @@ PLANTS = (
         file="gateway/streams.py",
         text="PlacementLost(LossReason.UNACCEPTED, text, is_failure=self._may_have_killed)",
         replacement="PlacementLost(LossReason.UNACCEPTED, text)",
-        tests=(f"{FAILOVER}::TestBudget::test_an_emptied_redis_uses_up_nothing",),
+        tests=(f"{BUDGET}::TestBudget::test_an_emptied_redis_uses_up_nothing",),
     ),
     Plant(
         name="placed-on-a-leaver",
@@ -50,7 +51,7 @@ PLANTS = (
         file="gateway/streams.py",
         text="            self.leaving.add(self.source)\n",
         replacement="            pass\n",
-        tests=(f"{FAILOVER}::TestBudget::test_a_draining_worker_is_not_asked_again",),
+        tests=(f"{BUDGET}::TestBudget::test_a_draining_worker_is_not_asked_again",),
     ),
     Plant(
         name="pause-of-gateway-blamed",
@@ -118,7 +119,7 @@ PLANTS = (
         text="        return standing is None or not standing.doubt\n",
         replacement="        return True\n",
         tests=(
-            f"{FAILOVER}::TestTrust::test_a_doubted_worker_gets_no_work",
+            f"{CHOSEN}::TestTrust::test_a_doubted_worker_gets_no_work",
             f"{PROOFS}::test_a_doubted_worker_leaves_until_something_comes_back",
         ),
     ),

@@ -6,7 +6,6 @@ STREAMS = "tests/unit/test_streams.py"
 MACHINE = "tests/property/test_streams.py"
 DISPATCH = "tests/integration/test_dispatch.py"
 FEEDS = "tests/integration/test_feeds.py"
-FAILOVER = "tests/integration/test_failover.py"
 DETOKENIZER = "tests/property/test_detokenizer.py"
 
 PLANTS = (
