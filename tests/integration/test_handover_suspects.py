@@ -122,6 +122,24 @@ async def test_a_suspect_is_not_shared_with_a_prefill_worker(fabric: Fabric, pre
     await fabric.until_idle()
 
 
+async def test_a_suspect_that_waits_for_its_turn_is_cancelled(fabric: Fabric, prefill: ScriptedPrefill) -> None:
+    decode, client = await start(fabric, prefill)
+    decode.valve.close()
+    await client.place(make_job("other", OTHER, max_tokens=60), decode.record)
+    await serve(decode, prefill, OTHER)
+    await until(lambda: decode.valve.is_holding, "the other one decodes")
+    await client.place(msgspec.structs.replace(make_job("r", PROMPT), runs_alone=True), decode.record)
+    await until(lambda: client.kinds("r") == ["accepted"], "it is here")
+    decode.valve.let(2)
+    await until(lambda: decode.edge.load.is_exclusive, "it waits for its turn")
+    await client.cancel(decode.record, "r")
+    decode.valve.open()
+    await until(lambda: not decode.edge.load.is_exclusive, "others are welcome again")
+    assert (await client.answer("other")).tokens == answer(OTHER, 60)
+    assert not decode.valve.computed("r")
+    await fabric.until_idle()
+
+
 async def _frozen(prefill: ScriptedPrefill) -> None:
     prefill.is_answering.clear()
 

@@ -7,6 +7,7 @@ MESSAGES = "tests/integration/test_handover_messages.py"
 FAULTS = "tests/integration/test_handover_faults.py"
 BINDINGS = "tests/integration/test_prefill_bindings.py"
 JOBS = "tests/integration/test_job_intake.py"
+SUSPECTS = "tests/integration/test_handover_suspects.py"
 RECEPTION = "tests/unit/test_reception.py"
 LEASES = "tests/unit/test_leases.py"
 HOLDINGS = "tests/unit/test_holdings.py"
@@ -318,6 +319,73 @@ PLANTS = (
         text="        if not self.is_standing:\n",
         replacement="        if True:\n",
         tests=(f"{LEASES}::test_who_was_paused_itself_asks_again_before_it_gives_up",),
+    ),
+    Plant(
+        name="corrupt-page-accepted",
+        rule="A page whose bytes are not those that were announced loses the try.",
+        file="decode_worker/fetcher.py",
+        text="            if found != announced:\n",
+        replacement="            if False:\n",
+        tests=(f"{SUSPECTS}::test_verify_pages_corrupt_bytes_lose_the_try",),
+    ),
+    Plant(
+        name="innocent-loss-told",
+        rule="Only a loss that may be the request's doing counts against its failure budget.",
+        file="decode_worker/receiver.py",
+        text="                if lost.loss.is_failure:\n",
+        replacement="                if True:\n",
+        tests=(f"{SUSPECTS}::test_what_is_not_the_requests_doing_is_not_told",),
+    ),
+    Plant(
+        name="suspect-in-company",
+        rule="A request that has lost its tries to prefill workers that died is computed beside nobody.",
+        file="decode_worker/receiver.py",
+        text="alone=reception.num_failures >= SUSPICIOUS_FAILURES",
+        replacement="alone=False",
+        tests=(f"{SUSPECTS}::test_a_request_that_has_lost_its_prefill_workers_runs_beside_nobody",),
+    ),
+    Plant(
+        name="suspect-goes-elsewhere",
+        rule="A suspect is never prefilled elsewhere.",
+        file="decode_worker/core.py",
+        text="command.may_go_remote and not sequence.runs_alone",
+        replacement="command.may_go_remote",
+        tests=(f"{SUSPECTS}::test_a_suspect_is_not_shared_with_a_prefill_worker",),
+    ),
+    Plant(
+        name="late-job-computed",
+        rule="A job that comes after its request's deadline is not computed.",
+        file="decode_worker/intake.py",
+        text="            if job.time_left_s <= 0:\n",
+        replacement="            if False:\n",
+        tests=(f"{JOBS}::test_a_job_that_comes_too_late_is_not_computed",),
+    ),
+    Plant(
+        name="unread-jobs-lost",
+        rule="A worker that leaves hands back the jobs that it has not read.",
+        file="decode_worker/worker.py",
+        text="            await self._intake.hand_back_unread(edge.worker, foundation.epoch)\n",
+        replacement="",
+        tests=(f"{JOBS}::test_a_job_that_is_placed_as_its_worker_leaves_is_handed_back",),
+    ),
+    Plant(
+        name="unstarted-kept",
+        rule="A worker that leaves hands back at once what it has not begun to compute.",
+        file="decode_worker/core.py",
+        text="                return [Unstarted(key) for key in self._scheduler.unstarted()]\n",
+        replacement="                return []\n",
+        tests=(
+            f"{JOBS}::test_what_has_not_begun_is_handed_back_at_once_and_the_rest_finished",
+            f"{JOBS}::test_a_reception_is_handed_back_when_its_worker_leaves",
+        ),
+    ),
+    Plant(
+        name="pause-fires-timers",
+        rule="A timer does not fire because the process was paused.",
+        file="decode_worker/timer.py",
+        text="        if left_s <= 0:\n",
+        replacement="        if True:\n",
+        tests=("tests/unit/test_decode_timer.py::test_a_pause_does_not_count",),
     ),
     Plant(
         name="death-needs-the-registry-or-time",
