@@ -3,6 +3,7 @@
 from tests.planted.plant import Plant
 
 POOL = "tests/unit/test_block_pool.py"
+LEASES = "tests/property/test_leases.py"
 POOL_MACHINE = "tests/property/test_block_pool.py"
 DECODE_MACHINE = "tests/property/test_decode_scheduler.py"
 PREFILL_MACHINE = "tests/property/test_prefill_scheduler.py"
@@ -14,7 +15,7 @@ PLANTS = (
         file="common/cache/pool.py",
         text="        self._generations[block] += 1  # first: ",
         replacement="        for late in self._free[-1:]:\n            self._generations[late] += 1  # ",
-        tests=(f"{POOL}::TestPool::test_the_generation_changes_before_the_block_can_be_taken", POOL_MACHINE),
+        tests=(f"{POOL}::TestPool::test_the_generation_changes_before_the_block_can_be_taken", POOL_MACHINE, LEASES),
     ),
     Plant(
         name="cached-generation-changes",

@@ -6,10 +6,37 @@ BUDGET = "tests/integration/test_failure_budget.py"
 CHOSEN = "tests/integration/test_chosen_workers.py"
 FEEDS = "tests/integration/test_feeds.py"
 PREFILL = "tests/integration/test_prefill_duress.py"
-CANARY = "tests/unit/test_canary.py"
 PROOFS = "tests/unit/test_proofs.py"
+PLACEMENT = "tests/contract/test_broker_placement.py"
 
 PLANTS = (
+    Plant(
+        name="company-for-a-suspect",
+        rule="A sequence that runs alone is computed beside nobody.",
+        file="decode_worker/scheduler.py",
+        text="            if not self._is_company_right(ticket) or not self._take_blocks(",
+        replacement="            if not self._take_blocks(",
+        tests=(
+            "tests/unit/test_decode_scheduler.py::TestAlone::test_it_waits_for_those_before_it_and_those_behind_it_wait",
+            "tests/property/test_decode_scheduler.py",
+        ),
+    ),
+    Plant(
+        name="open-with-a-suspect",
+        rule="Nothing is placed on a worker that has a suspect.",
+        file="common/messages/registry.py",
+        text="        return self.health is WorkerHealth.READY and not self.is_exclusive\n",
+        replacement="        return self.health is WorkerHealth.READY\n",
+        tests=(f"{BUDGET}::TestSuspects::test_while_a_suspect_has_the_only_worker_others_wait",),
+    ),
+    Plant(
+        name="waiting-beyond-its-deadline",
+        rule="A waiting job is given to nobody after its deadline.",
+        file="common/broker/queue.lua",
+        text="  return has_lease(place.gateway) and not (place.ends and place.ends <= now)\n",
+        replacement="  return has_lease(place.gateway)\n",
+        tests=(f"{PLACEMENT}::TestDeadlines::test_a_waiting_job_is_given_to_nobody_after_its_deadline",),
+    ),
     Plant(
         name="suspect-beside-others",
         rule="A request over which workers died runs alone.",

@@ -10,6 +10,7 @@ JOBS = "tests/integration/test_job_intake.py"
 SUSPECTS = "tests/integration/test_handover_suspects.py"
 RECEPTION = "tests/unit/test_reception.py"
 LEASES = "tests/unit/test_leases.py"
+MACHINE = "tests/property/test_leases.py"
 HOLDINGS = "tests/unit/test_holdings.py"
 CORE = "tests/unit/test_decode_core.py"
 
@@ -291,7 +292,7 @@ PLANTS = (
         file="decode_worker/releases.py",
         text="GIVE_UP_SHARE = 0.75\n",
         replacement="GIVE_UP_SHARE = 1.25\n",
-        tests=(f"{LEASES}::test_who_does_not_answer_is_given_up_before_it_may_let_go",),
+        tests=(f"{LEASES}::test_who_does_not_answer_is_given_up_before_it_may_let_go", MACHINE),
     ),
     Plant(
         name="counted-from-answer",
@@ -309,6 +310,7 @@ PLANTS = (
         replacement="            elif False:\n",
         tests=(
             f"{LEASES}::test_what_is_not_held_is_lost_at_once",
+            MACHINE,
             f"{FAULTS}::test_a_binding_that_is_not_held_any_more_is_tried_again_at_once",
         ),
     ),
@@ -420,6 +422,7 @@ PLANTS = (
         tests=(
             f"{HOLDINGS}::test_a_lease_runs_from_its_last_renewal",
             f"{BINDINGS}::test_b039_a_lease_that_is_not_renewed_ends",
+            MACHINE,
         ),
     ),
     Plant(
