@@ -99,6 +99,8 @@
 
 byte faults_left = FAULTS, slowness_left = SLOWNESS, cancels_left = CANCELS, wipes_left = WIPES;
 bit has_missed = 0;           /* a pull was wasted */
+bit is_calm;
+#define MAY(budget) (budget > 0 && !is_calm)
 
 /* Redis */
 chan jobs = [2] of { byte, byte, byte, byte, byte };  /* request, placement, decode epoch, shown tokens, token 0 */
@@ -363,7 +365,7 @@ inline place(r) {
 }
 
 inline client_leaves(r) {
-  d_step { cancels_left > 0 && g_state[r] < DONE ->
+  d_step { MAY(cancels_left) && g_state[r] < DONE ->
     cancels_left--; send_cancel(r); g_state[r] = CANCELLED; g_shown[r] = 0; g_token[r] = 0 }
 }
 
@@ -372,7 +374,7 @@ inline lose_worker(r) {
 }
 
 inline lose_patience(r) {
-  d_step { g_state[r] == PLACED && slowness_left > 0 && d_up == UP && d_epoch == g_epoch[r] ->
+  d_step { g_state[r] == PLACED && MAY(slowness_left) && d_up == UP && d_epoch == g_epoch[r] ->
     slowness_left--; place_again(r) }
 }
 
@@ -444,7 +446,7 @@ inline claim(p, r) {
 
 /* The author gave up on a claimer that is only slow. */
 inline claim_slow(p, r) {
-  d_step { slowness_left > 0 && p_up[p] == UP && p_state[p] == IDLE && p_free[p] && TRIES(r) < MAX_TRIES &&
+  d_step { MAY(slowness_left) && p_up[p] == UP && p_state[p] == IDLE && p_free[p] && TRIES(r) < MAX_TRIES &&
     HAS_AUTHOR(r) && t_state[r] == CLAIMED && !CLAIMER_IS_LOST(r) && t_owner[r] != p ->
     slowness_left--; bind_task(p, r) }
 }
@@ -533,7 +535,7 @@ inline obey(p, to_p) {
 
 inline end_lease(p, to_d) {
   d_step { p_up[p] == UP && p_state[p] == HELD && (d_up != UP || d_epoch != p_author_epoch[p] ||
-    (len(to_d) == 0 && !RENEWS(p)) || slowness_left > 0) ->
+    (len(to_d) == 0 && !RENEWS(p)) || MAY(slowness_left)) ->
     if
     :: d_up == UP && d_epoch == p_author_epoch[p] && (len(to_d) > 0 || RENEWS(p)) -> slowness_left--
     :: else
@@ -766,7 +768,7 @@ inline check_after_copy() {
 /* ---- faults ------------------------------------------------------------------------------------------------------------ */
 
 inline kill_prefill(p, to_p) {
-  d_step { (FAULT_KINDS & 1) && faults_left > 0 && p_up[p] != DOWN ->
+  d_step { (FAULT_KINDS & 1) && MAY(faults_left) && p_up[p] != DOWN ->
     faults_left--; p_up[p] = DOWN; forget_binding(p);
     do
     :: len(to_p) > 0 -> to_p?a,b,c,d
@@ -786,11 +788,11 @@ inline restart_prefill(p) {
     i = 0 }
 }
 
-inline freeze_prefill(p) { d_step { (FAULT_KINDS & 2) && faults_left > 0 && p_up[p] == UP -> faults_left--; p_up[p] = FROZEN } }
+inline freeze_prefill(p) { d_step { (FAULT_KINDS & 2) && MAY(faults_left) && p_up[p] == UP -> faults_left--; p_up[p] = FROZEN } }
 inline resume_prefill(p) { d_step { p_up[p] == FROZEN -> p_up[p] = UP } }
 
 inline kill_decode() {
-  d_step { (FAULT_KINDS & 4) && faults_left > 0 && d_up != DOWN ->
+  d_step { (FAULT_KINDS & 4) && MAY(faults_left) && d_up != DOWN ->
     faults_left--; d_up = DOWN;
     do
     :: len(cancels) > 0 -> cancels?a,b
@@ -819,11 +821,14 @@ inline kill_decode() {
 }
 
 inline restart_decode() { d_step { d_up == DOWN -> d_up = UP; d_epoch++ } }
-inline freeze_decode() { d_step { (FAULT_KINDS & 8) && faults_left > 0 && d_up == UP -> faults_left--; d_up = FROZEN } }
+inline freeze_decode() { d_step { (FAULT_KINDS & 8) && MAY(faults_left) && d_up == UP -> faults_left--; d_up = FROZEN } }
 inline resume_decode() { d_step { d_up == FROZEN -> d_up = UP } }
 
+/* From here on nothing goes wrong any more: what should happen "eventually" must not need another fault. */
+inline calm_down() { d_step { !is_calm && (faults_left > 0 || slowness_left > 0 || cancels_left > 0 || wipes_left > 0) -> is_calm = 1 } }
+
 inline wipe_redis() {
-  d_step { wipes_left > 0 ->
+  d_step { MAY(wipes_left) ->
     wipes_left--;
     do
     :: len(jobs) > 0 -> jobs?a,b,c,d,e
@@ -910,6 +915,7 @@ active proctype world() {
   :: kill_decode()
   :: restart_decode()
   :: freeze_decode()
+  :: calm_down()
   :: resume_decode()
 #if WIPES > 0
   :: wipe_redis()
