@@ -1,15 +1,18 @@
 """Every process of a cluster is replaced under load, and nobody notices: each request gets exactly its tokens."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.cluster.state import StateDir
 from tests.support.cluster import Cluster
 from tests.support.constant_load import KINDS, Load
 from tests.support.observation import Observation
+from tests.support.polling import until
 from tests.support.tiny_models import write_tiny_llama
 
 RESTART_S = 240.0
@@ -75,6 +78,22 @@ async def test_gateways_that_share_a_socket_are_restarted_unnoticed(single: Clus
     assert load.wrong == []
 
 
+async def test_while_no_gateway_is_there_connections_wait_for_the_next_one(single: Cluster) -> None:
+    """Both are told to leave by somebody else, at once."""
+    load = Load(single.url, [_body(number, 24) for number in range(8)])
+    await load.learn()
+    before = _pids(single)
+    async with load.running(KINDS), load.running(KINDS, pause_s=0.2):
+        for name in ("gateway-0", "gateway-1"):
+            single.kill(name, signal.SIGTERM)
+        await until(lambda: not _gateways(single) & set(before.values()), "both have left", 60)
+        num_answers = load.num_answers
+        await until(lambda: load.num_answers > num_answers + len(KINDS) or load.wrong, "others answer", 60)
+    assert load.wrong == []
+    log = (single.state_dir / "logs" / "supervisor.log").read_text()
+    assert f"gateway-0 (pid {before['gateway-0']}) has left" in log
+
+
 async def test_without_a_second_decode_worker_running_streams_end_and_new_requests_are_told_to_come_back(
     single: Cluster,
 ) -> None:
@@ -96,6 +115,13 @@ async def _restart(cluster: Cluster, *names: str) -> list[str]:
     lines = result.stdout.splitlines()
     assert not [line for line in lines if "ended by" in line]  # every old process left with exit code 0
     return [line.partition(" ")[0] for line in lines]
+
+
+def _gateways(cluster: Cluster) -> set[int]:
+    """Return the pids of the gateways that run now."""
+    state = StateDir(cluster.state_dir).read()
+    assert state is not None
+    return {entry.ref.pid for entry in state.processes if entry.role == "gateway" and entry.ref is not None}
 
 
 def _pids(cluster: Cluster) -> dict[str, int]:
