@@ -25,8 +25,8 @@ from random import Random
 from common.errors import DeadlineExceeded, Overloaded, TandemError, Unavailable
 from common.messages.sampling import SamplingParams
 from common.telemetry.metrics import GatewayMetrics
+from gateway.canary_targets import NUM_TOKENS, CanaryTarget
 from gateway.engine import Engine, GenerateRequest, TokenDelta
-from gateway.perches import NUM_TOKENS, Perch
 from gateway.proofs import Proofs
 from gateway.request_ids import new_request_id
 from gateway.streams import Source
@@ -66,7 +66,7 @@ class _Round:
     """One worker's canary, from the first attempt to the verdict. `start` is the worker as it was then; `answered_at`
     when its last tokens came."""
 
-    start: Perch
+    start: CanaryTarget
     ends_at: float
     num_tokens: int = 0
     answered_at: float = float("-inf")
@@ -86,7 +86,7 @@ class Canary:
     def __init__(
         self,
         engine: Engine,
-        perches: Callable[[], Collection[Perch]],
+        targets: Callable[[], Collection[CanaryTarget]],
         proofs: Proofs,
         metrics: GatewayMetrics,
         interval_s: float,
@@ -96,7 +96,7 @@ class Canary:
         random: Random | None = None,
     ) -> None:
         self._engine = engine
-        self._perches = perches
+        self._targets = targets
         self._proofs = proofs
         self._metrics = metrics
         self._interval_s = interval_s
@@ -118,17 +118,19 @@ class Canary:
 
     def look(self) -> None:
         """Begin a round for every worker that owes a proof."""
-        perches = self._perches()
-        listed = {perch.source for perch in perches}
+        targets = self._targets()
+        listed = {target.source for target in targets}
         self._proofs.retain(listed)
         for source in self._pauses.keys() - listed:
             del self._pauses[source]
-        for perch in perches:
-            if not perch.is_serving:
-                self._proofs.lapse(perch.source)
-                self._pauses.pop(perch.source, None)
-            elif self._is_due(perch.source):
-                self._rounds[perch.source] = asyncio.create_task(self._run(perch), name=f"canary-{perch.source.worker}")
+        for target in targets:
+            if not target.is_serving:
+                self._proofs.lapse(target.source)
+                self._pauses.pop(target.source, None)
+            elif self._is_due(target.source):
+                self._rounds[target.source] = asyncio.create_task(
+                    self._run(target), name=f"canary-{target.source.worker}"
+                )
 
     async def close(self) -> None:
         """Give up the rounds under way."""
@@ -146,7 +148,7 @@ class Canary:
     def _pause(self, source: Source) -> _Pause:
         return self._pauses.get(source) or _Pause()
 
-    async def _run(self, start: Perch) -> None:
+    async def _run(self, start: CanaryTarget) -> None:
         """Run a round to its verdict."""
         began_at = self._clock()
         flown = _Round(start, began_at + self._limit_s)
@@ -187,16 +189,16 @@ class Canary:
                     flown.num_tokens += len(event.token_ids)
                     flown.answered_at = self._clock()
 
-    def _request(self, perch: Perch, left_s: float) -> GenerateRequest:
+    def _request(self, target: CanaryTarget, left_s: float) -> GenerateRequest:
         return GenerateRequest(
             request=new_request_id(),
-            model=perch.model,
-            prompt_ids=self._random.choices(range(perch.num_ids), k=perch.num_prompt_tokens),
+            model=target.model,
+            prompt_ids=self._random.choices(range(target.num_ids), k=target.num_prompt_tokens),
             sampling=SamplingParams(seed=0, max_tokens=NUM_TOKENS, temperature=0.0, min_tokens=NUM_TOKENS),
             traceparent=f"00-{self._random.getrandbits(127) + 1:032x}-{self._random.getrandbits(63) + 1:016x}-00",
-            fingerprint=perch.fingerprint,
+            fingerprint=target.fingerprint,
             deadline_s=left_s,
-            worker=perch.source.worker,
+            worker=target.source.worker,
         )
 
     def _settle_late(self, flown: _Round) -> None:
@@ -204,7 +206,7 @@ class Canary:
         if self._clock() - flown.ends_at > PAUSED_S:
             self._rest(start.source)
             return
-        now = next((perch for perch in self._perches() if perch.source == start.source), start)
+        now = next((target for target in self._targets() if target.source == start.source), start)
         has_decoded = now.num_steps > start.num_steps
         is_queued = flown.num_tokens == 0 and now.num_queued > 0
         has_prefilled = is_queued and now.num_prefill_steps > start.num_prefill_steps
@@ -218,7 +220,7 @@ class Canary:
     def _condemn(self, source: Source, condemn: Callable[[Source, str], None], reason: str) -> None:
         """Doubt a worker, unless it has left or was lost meanwhile."""
         self._rest(source)
-        if any(perch.source == source and perch.is_serving for perch in self._perches()):
+        if any(target.source == source and target.is_serving for target in self._targets()):
             self._metrics.canary_failures.inc()
             condemn(source, reason)
 

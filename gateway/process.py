@@ -27,12 +27,12 @@ from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
 from gateway.app import create_app
 from gateway.canary import Canary, proof_window_s
+from gateway.canary_targets import list_targets
 from gateway.cancel_board import CancelBoard
 from gateway.dispatch import Dispatcher
 from gateway.engine import Readiness
 from gateway.feeds import Feeds
 from gateway.listeners import descriptors_of_systemd, inherit
-from gateway.perches import list_perches
 from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from gateway.rpc.generation import Generation
@@ -81,7 +81,7 @@ async def open_cluster(
 
     roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model, metrics)
     dispatcher.attach(roster, feeds)
-    canary = Canary(dispatcher, partial(list_perches, roster), proofs, metrics, settings.canary_interval_s)
+    canary = Canary(dispatcher, partial(list_targets, roster), proofs, metrics, settings.canary_interval_s)
     cancels = CancelBoard(RedisNoticeBoard(connection), dispatcher.cancel)
     tasks = [
         asyncio.create_task(roster.watch(), name="roster"),

@@ -13,15 +13,15 @@ from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
 from common.messages.registry import ModelCard
 from common.telemetry.metrics import GatewayMetrics
 from gateway.canary import FIRST_PAUSE_S, STILL_S, Canary, proof_window_s, time_limit_s
+from gateway.canary_targets import CanaryTarget
 from gateway.engine import EndOfStream, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
-from gateway.perches import Perch
 from gateway.proofs import Proofs
 from gateway.streams import Source
 from tests.support.polling import turns
 
 INTERVAL_S = 10.0
 LIMIT_S = time_limit_s(INTERVAL_S)
-PERCH = Perch(
+TARGET = CanaryTarget(
     source=Source(WorkerId("decode-0"), Epoch(1)),
     model=ModelName("m"),
     fingerprint=Fingerprint("f"),
@@ -86,18 +86,18 @@ class Time:
         await asyncio.sleep(0)
 
 
-class Aviary:
+class CanaryHarness:
     """A canary with all that it touches."""
 
     def __init__(self) -> None:
         self.time = Time()
         self.engine = FakeEngine(self.time)
-        self.perches = [PERCH]
+        self.targets = [TARGET]
         self.proofs = Proofs(proof_window_s(INTERVAL_S), self.time)
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.canary = Canary(
             self.engine,
-            lambda: self.perches,
+            lambda: self.targets,
             self.proofs,
             self.metrics,
             INTERVAL_S,
@@ -116,7 +116,7 @@ class Aviary:
     @property
     def is_ready(self) -> bool:
         """Readiness as the gateway asks for it."""
-        return self.proofs.readiness([perch.source for perch in self.perches if perch.is_serving]).is_ready
+        return self.proofs.readiness([target.source for target in self.targets if target.is_serving]).is_ready
 
     def sample(self, name: str) -> float:
         """Return a metric."""
@@ -124,66 +124,66 @@ class Aviary:
 
 
 @pytest.fixture
-def aviary() -> Aviary:
-    made = Aviary()
+def harness() -> CanaryHarness:
+    made = CanaryHarness()
     made.engine.scripts["decode-0"] = RETURNED
     return made
 
 
-async def test_a_new_worker_is_tried_at_once_and_then_once_per_interval(aviary: Aviary) -> None:
-    assert not aviary.is_ready
-    assert await aviary.look() == 1
-    assert aviary.is_ready
-    assert aviary.sample("tandem_canary_seconds_count") == 1
-    aviary.time.now_s += INTERVAL_S - 0.1
-    assert await aviary.look() == 0
-    aviary.time.now_s += 0.1
-    assert await aviary.look() == 1
+async def test_a_new_worker_is_tried_at_once_and_then_once_per_interval(harness: CanaryHarness) -> None:
+    assert not harness.is_ready
+    assert await harness.look() == 1
+    assert harness.is_ready
+    assert harness.sample("tandem_canary_seconds_count") == 1
+    harness.time.now_s += INTERVAL_S - 0.1
+    assert await harness.look() == 0
+    harness.time.now_s += 0.1
+    assert await harness.look() == 1
 
 
-async def test_a_canary_is_random_greedy_bound_to_its_worker_and_in_no_trace(aviary: Aviary) -> None:
-    await aviary.look()
-    aviary.time.now_s += INTERVAL_S
-    await aviary.look()
-    first, second = aviary.engine.requests
+async def test_a_canary_is_random_greedy_bound_to_its_worker_and_in_no_trace(harness: CanaryHarness) -> None:
+    await harness.look()
+    harness.time.now_s += INTERVAL_S
+    await harness.look()
+    first, second = harness.engine.requests
     assert first.prompt_ids != second.prompt_ids
     assert first.request != second.request
-    assert len(first.prompt_ids) == PERCH.num_prompt_tokens
-    assert set(first.prompt_ids) <= set(range(PERCH.num_ids))
+    assert len(first.prompt_ids) == TARGET.num_prompt_tokens
+    assert set(first.prompt_ids) <= set(range(TARGET.num_ids))
     assert (first.worker, first.fingerprint, first.deadline_s) == ("decode-0", "f", LIMIT_S)
     sampling = first.sampling
     assert (sampling.is_greedy, sampling.max_tokens, sampling.min_tokens, sampling.stop_ids) == (True, 2, 2, ())
     assert first.traceparent.endswith("-00")
 
 
-async def test_a_real_answer_spares_the_canary(aviary: Aviary) -> None:
-    await aviary.look()
-    aviary.time.now_s += INTERVAL_S - 1
-    aviary.proofs.note(PERCH.source)
-    aviary.time.now_s += INTERVAL_S - 1
-    assert await aviary.look() == 0
+async def test_a_real_answer_spares_the_canary(harness: CanaryHarness) -> None:
+    await harness.look()
+    harness.time.now_s += INTERVAL_S - 1
+    harness.proofs.note(TARGET.source)
+    harness.time.now_s += INTERVAL_S - 1
+    assert await harness.look() == 0
 
 
-async def test_b110_an_engine_that_hangs_is_doubted_until_a_canary_comes_back(aviary: Aviary) -> None:
-    await aviary.look()
-    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
-    aviary.time.now_s += INTERVAL_S
-    assert await aviary.look() == 1
-    assert not aviary.is_ready
-    assert not aviary.proofs.is_trusted(PERCH.source)
-    assert aviary.sample("tandem_canary_failures_total") == 1
-    assert await aviary.look() == 0
-    aviary.engine.scripts["decode-0"] = RETURNED
-    aviary.time.now_s += FIRST_PAUSE_S
-    assert await aviary.look() == 1
-    assert aviary.is_ready
-    assert aviary.proofs.is_trusted(PERCH.source)
+async def test_b110_an_engine_that_hangs_is_doubted_until_a_canary_comes_back(harness: CanaryHarness) -> None:
+    await harness.look()
+    harness.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    harness.time.now_s += INTERVAL_S
+    assert await harness.look() == 1
+    assert not harness.is_ready
+    assert not harness.proofs.is_trusted(TARGET.source)
+    assert harness.sample("tandem_canary_failures_total") == 1
+    assert await harness.look() == 0
+    harness.engine.scripts["decode-0"] = RETURNED
+    harness.time.now_s += FIRST_PAUSE_S
+    assert await harness.look() == 1
+    assert harness.is_ready
+    assert harness.proofs.is_trusted(TARGET.source)
 
 
-async def test_half_a_canary_tells_how_far_it_came(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [TokenDelta(0, (1,)), DeadlineExceeded("over")]
-    await aviary.look()
-    reason = aviary.proofs.readiness([PERCH.source]).reason
+async def test_half_a_canary_tells_how_far_it_came(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [TokenDelta(0, (1,)), DeadlineExceeded("over")]
+    await harness.look()
+    reason = harness.proofs.readiness([TARGET.source]).reason
     assert (
         reason
         == f"no canary has come back for {LIMIT_S:.0f} s: decode-0 (1 of 2 tokens came back within {LIMIT_S:.0f} s)"
@@ -193,24 +193,26 @@ async def test_half_a_canary_tells_how_far_it_came(aviary: Aviary) -> None:
 @pytest.mark.parametrize(
     ("moved", "script"),
     [
-        (replace(PERCH, num_steps=6), [DeadlineExceeded("over")]),
-        (replace(PERCH, num_steps=6), [TokenDelta(0, (1,)), DeadlineExceeded("over")]),
-        (replace(PERCH, num_steps=6), [Overloaded("no room")]),
-        (replace(PERCH, num_prefill_steps=8, num_queued=1), [DeadlineExceeded("over")]),
+        (replace(TARGET, num_steps=6), [DeadlineExceeded("over")]),
+        (replace(TARGET, num_steps=6), [TokenDelta(0, (1,)), DeadlineExceeded("over")]),
+        (replace(TARGET, num_steps=6), [Overloaded("no room")]),
+        (replace(TARGET, num_prefill_steps=8, num_queued=1), [DeadlineExceeded("over")]),
     ],
     ids=["decodes", "decodes behind the first token", "full", "prefills"],
 )
-async def test_b112_work_on_other_requests_is_an_excuse(aviary: Aviary, moved: Perch, script: Script) -> None:
-    await aviary.look()
-    aviary.time.now_s += INTERVAL_S
-    aviary.engine.scripts["decode-0"] = script
-    aviary.canary.look()
-    aviary.perches = [moved]
+async def test_b112_work_on_other_requests_is_an_excuse(
+    harness: CanaryHarness, moved: CanaryTarget, script: Script
+) -> None:
+    await harness.look()
+    harness.time.now_s += INTERVAL_S
+    harness.engine.scripts["decode-0"] = script
+    harness.canary.look()
+    harness.targets = [moved]
     await turns(200)
-    aviary.time.now_s += INTERVAL_S
-    assert aviary.is_ready
-    assert aviary.proofs.is_trusted(PERCH.source)
-    assert aviary.sample("tandem_canary_failures_total") == 0
+    harness.time.now_s += INTERVAL_S
+    assert harness.is_ready
+    assert harness.proofs.is_trusted(TARGET.source)
+    assert harness.sample("tandem_canary_failures_total") == 0
 
 
 @pytest.mark.parametrize(
@@ -218,123 +220,125 @@ async def test_b112_work_on_other_requests_is_an_excuse(aviary: Aviary, moved: P
     [(1, [TokenDelta(0, (1,)), DeadlineExceeded("over")]), (0, [DeadlineExceeded("over")])],
     ids=["decoding hangs", "its engine has not even queued it"],
 )
-async def test_prefills_for_others_are_no_excuse(aviary: Aviary, num_queued: int, script: Script) -> None:
-    aviary.engine.scripts["decode-0"] = script
-    aviary.canary.look()
-    aviary.perches = [replace(PERCH, num_prefill_steps=8, num_queued=num_queued)]
+async def test_prefills_for_others_are_no_excuse(harness: CanaryHarness, num_queued: int, script: Script) -> None:
+    harness.engine.scripts["decode-0"] = script
+    harness.canary.look()
+    harness.targets = [replace(TARGET, num_prefill_steps=8, num_queued=num_queued)]
     await turns(200)
-    assert not aviary.proofs.is_trusted(PERCH.source)
+    assert not harness.proofs.is_trusted(TARGET.source)
 
 
-async def test_a_first_token_that_came_late_gives_the_second_one_time(aviary: Aviary) -> None:
+async def test_a_first_token_that_came_late_gives_the_second_one_time(harness: CanaryHarness) -> None:
     late = LIMIT_S - STILL_S + 1
-    aviary.engine.scripts["decode-0"] = [late, TokenDelta(0, (1,)), LIMIT_S - late, DeadlineExceeded("over")]
-    aviary.engine.pause_s = -LIMIT_S  # the time of this script is in itself
-    await aviary.look()
-    assert aviary.proofs.is_trusted(PERCH.source)
-    assert aviary.is_ready
+    harness.engine.scripts["decode-0"] = [late, TokenDelta(0, (1,)), LIMIT_S - late, DeadlineExceeded("over")]
+    harness.engine.pause_s = -LIMIT_S  # the time of this script is in itself
+    await harness.look()
+    assert harness.proofs.is_trusted(TARGET.source)
+    assert harness.is_ready
 
 
-async def test_a_slow_step_is_doubted_until_it_ends(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
-    await aviary.look()
-    assert not aviary.is_ready
-    aviary.time.now_s += FIRST_PAUSE_S
-    aviary.canary.look()
-    aviary.perches = [replace(PERCH, num_steps=6)]
+async def test_a_slow_step_is_doubted_until_it_ends(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    await harness.look()
+    assert not harness.is_ready
+    harness.time.now_s += FIRST_PAUSE_S
+    harness.canary.look()
+    harness.targets = [replace(TARGET, num_steps=6)]
     await turns(200)
-    assert aviary.is_ready
-    assert aviary.proofs.is_trusted(PERCH.source)
+    assert harness.is_ready
+    assert harness.proofs.is_trusted(TARGET.source)
 
 
-async def test_a_full_worker_that_does_nothing_is_doubted(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [Overloaded("no room")]
-    assert await aviary.look() > 1
-    assert not aviary.proofs.is_trusted(PERCH.source)
+async def test_a_full_worker_that_does_nothing_is_doubted(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [Overloaded("no room")]
+    assert await harness.look() > 1
+    assert not harness.proofs.is_trusted(TARGET.source)
 
 
-async def test_a_failure_is_no_excuse_however_busy(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [InvalidLogits("the model computed NaN")]
-    aviary.canary.look()
-    aviary.perches = [replace(PERCH, num_steps=6)]
+async def test_a_failure_is_no_excuse_however_busy(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [InvalidLogits("the model computed NaN")]
+    harness.canary.look()
+    harness.targets = [replace(TARGET, num_steps=6)]
     await turns(200)
-    reason = aviary.proofs.readiness([PERCH.source]).reason
+    reason = harness.proofs.readiness([TARGET.source]).reason
     assert "its canary failed: the model computed NaN" in reason
 
 
-async def test_a_redis_that_is_away_says_nothing_about_the_worker(aviary: Aviary) -> None:
-    await aviary.look()
-    aviary.time.now_s += INTERVAL_S
-    aviary.engine.scripts["decode-0"] = [BrokerUnavailable("away")]
-    assert await aviary.look() == 1
-    assert aviary.is_ready
-    assert aviary.sample("tandem_canary_failures_total") == 0
+async def test_a_redis_that_is_away_says_nothing_about_the_worker(harness: CanaryHarness) -> None:
+    await harness.look()
+    harness.time.now_s += INTERVAL_S
+    harness.engine.scripts["decode-0"] = [BrokerUnavailable("away")]
+    assert await harness.look() == 1
+    assert harness.is_ready
+    assert harness.sample("tandem_canary_failures_total") == 0
 
 
-async def test_pauses_grow_up_to_the_interval(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [InvalidLogits("NaN")]
-    await aviary.look()
+async def test_pauses_grow_up_to_the_interval(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [InvalidLogits("NaN")]
+    await harness.look()
     for pause_s in (1, 2, 4, 8, 10, 10):
-        aviary.time.now_s += pause_s - 0.1
-        assert await aviary.look() == 0
-        aviary.time.now_s += 0.1
-        assert await aviary.look() == 1
+        harness.time.now_s += pause_s - 0.1
+        assert await harness.look() == 0
+        harness.time.now_s += 0.1
+        assert await harness.look() == 1
 
 
-async def test_a_worker_that_was_away_proves_itself_again_at_once(aviary: Aviary) -> None:
-    await aviary.look()
-    aviary.perches = [replace(PERCH, is_serving=False)]
-    assert await aviary.look() == 0
-    aviary.perches = [PERCH]
-    assert not aviary.is_ready
-    assert await aviary.look() == 1
-    assert aviary.is_ready
+async def test_a_worker_that_was_away_proves_itself_again_at_once(harness: CanaryHarness) -> None:
+    await harness.look()
+    harness.targets = [replace(TARGET, is_serving=False)]
+    assert await harness.look() == 0
+    harness.targets = [TARGET]
+    assert not harness.is_ready
+    assert await harness.look() == 1
+    assert harness.is_ready
 
 
-async def test_a_pause_of_the_gateway_is_no_failure_of_a_worker(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
-    aviary.engine.pause_s = 2.0
-    assert await aviary.look() == 1
-    assert aviary.proofs.is_trusted(PERCH.source)
-    aviary.engine.pause_s = 0.0
-    aviary.time.now_s += FIRST_PAUSE_S
-    assert await aviary.look() == 1
-    assert not aviary.proofs.is_trusted(PERCH.source)
+async def test_a_pause_of_the_gateway_is_no_failure_of_a_worker(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    harness.engine.pause_s = 2.0
+    assert await harness.look() == 1
+    assert harness.proofs.is_trusted(TARGET.source)
+    harness.engine.pause_s = 0.0
+    harness.time.now_s += FIRST_PAUSE_S
+    assert await harness.look() == 1
+    assert not harness.proofs.is_trusted(TARGET.source)
 
 
-async def test_the_end_of_a_worker_is_no_failure_of_its_canary(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
-    aviary.canary.look()
-    aviary.perches = []
+async def test_the_end_of_a_worker_is_no_failure_of_its_canary(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [DeadlineExceeded("over")]
+    harness.canary.look()
+    harness.targets = []
     await turns(200)
-    assert aviary.sample("tandem_canary_failures_total") == 0
+    assert harness.sample("tandem_canary_failures_total") == 0
 
 
-async def test_one_bad_worker_of_two_is_left_out_and_the_gateway_stays_ready(aviary: Aviary) -> None:
-    other = replace(PERCH, source=Source(WorkerId("decode-1"), Epoch(2)))
-    aviary.perches = [PERCH, other]
-    aviary.engine.scripts |= {"decode-1": [DeadlineExceeded("over")]}
-    assert await aviary.look() == 2
-    assert aviary.is_ready
-    assert [aviary.proofs.is_trusted(perch.source) for perch in aviary.perches] == [True, False]
+async def test_one_bad_worker_of_two_is_left_out_and_the_gateway_stays_ready(harness: CanaryHarness) -> None:
+    other = replace(TARGET, source=Source(WorkerId("decode-1"), Epoch(2)))
+    harness.targets = [TARGET, other]
+    harness.engine.scripts |= {"decode-1": [DeadlineExceeded("over")]}
+    assert await harness.look() == 2
+    assert harness.is_ready
+    assert [harness.proofs.is_trusted(target.source) for target in harness.targets] == [True, False]
 
 
-async def test_a_mistake_of_ours_is_logged_and_stops_nothing(aviary: Aviary, caplog: pytest.LogCaptureFixture) -> None:
-    aviary.engine.scripts.clear()
-    assert await aviary.look() == 1
+async def test_a_mistake_of_ours_is_logged_and_stops_nothing(
+    harness: CanaryHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.engine.scripts.clear()
+    assert await harness.look() == 1
     assert "mistake of ours" in caplog.text
-    aviary.engine.scripts["decode-0"] = RETURNED
-    aviary.time.now_s += FIRST_PAUSE_S
-    assert await aviary.look() == 1
-    assert aviary.is_ready
+    harness.engine.scripts["decode-0"] = RETURNED
+    harness.time.now_s += FIRST_PAUSE_S
+    assert await harness.look() == 1
+    assert harness.is_ready
 
 
-async def test_closing_gives_up_rounds_under_way(aviary: Aviary) -> None:
-    aviary.engine.scripts["decode-0"] = [Overloaded("no room")]
-    watching = asyncio.create_task(aviary.canary.watch())
+async def test_closing_gives_up_rounds_under_way(harness: CanaryHarness) -> None:
+    harness.engine.scripts["decode-0"] = [Overloaded("no room")]
+    watching = asyncio.create_task(harness.canary.watch())
     await turns()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    num_sent = len(aviary.engine.requests)
+    num_sent = len(harness.engine.requests)
     await turns(50)
-    assert len(aviary.engine.requests) == num_sent
+    assert len(harness.engine.requests) == num_sent

@@ -18,7 +18,7 @@ NUM_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Perch:
+class CanaryTarget:
     """A decode worker as the registry lists it now.
 
     `num_queued` counts sequences that wait for room or for their prefill, `num_steps` its engine's steps,
@@ -36,12 +36,12 @@ class Perch:
     num_prefill_steps: int
 
 
-def list_perches(roster: Roster) -> list[Perch]:
+def list_targets(roster: Roster) -> list[CanaryTarget]:
     """Return every decode worker of a model that can be served, whether or not it serves just now."""
     views = [view for model in roster.models if (view := roster.view(model)) is not None]
     serving = {source_of(state) for model in roster.models for state in roster.serving_workers(model)}
     return [
-        _perch(view, view.card, state, is_serving=source_of(state) in serving)
+        _target(view, view.card, state, is_serving=source_of(state) in serving)
         for view in views
         if view.card is not None
         for state in view.workers
@@ -49,7 +49,7 @@ def list_perches(roster: Roster) -> list[Perch]:
     ]
 
 
-def _perch(view: ModelView, card: ModelCard, state: WorkerState, *, is_serving: bool) -> Perch:
+def _target(view: ModelView, card: ModelCard, state: WorkerState, *, is_serving: bool) -> CanaryTarget:
     record = state.record
     room = min(record.max_context, record.num_blocks * record.block_size) - NUM_TOKENS
     prefill_steps = [
@@ -57,7 +57,7 @@ def _perch(view: ModelView, card: ModelCard, state: WorkerState, *, is_serving: 
         for other in view.workers
         if other.record.role is Role.PREFILL and other.record.fingerprint == record.fingerprint
     ]
-    return Perch(
+    return CanaryTarget(
         source=source_of(state),
         model=record.model,
         fingerprint=record.fingerprint,
