@@ -9,11 +9,16 @@ import pytest_asyncio
 
 from tests.support.fault_cluster import FaultCluster, Shape, running_faults
 from tests.support.fault_model import write_fault_model
-from tests.support.fault_stages import Undisturbed, undisturbed
-from tests.support.fault_table import Table
+from tests.support.fault_stages import Stage, Undisturbed, undisturbed
+from tests.support.fault_table import Absent, Table
 
 TABLE_FILE = "FAULT_TABLE"
 """Environment variable: where the table is written as JSON."""
+
+ABSENT = {
+    ("message lost", "redis"): "a command is answered or its connection is gone: rows of silence and of restarts",
+}
+"""Rows that make no sense, and why."""
 
 _TABLE = pytest.StashKey[Table]()
 
@@ -27,6 +32,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not (table.cells or table.targets):
         return
     terminalreporter.section("recovery times of the fault matrix")
+    table.absent = [Absent(*row, stage, reason) for row, reason in ABSENT.items() for stage in Stage]
     for line in table.lines():
         terminalreporter.write_line(line)
     if os.environ.get(TABLE_FILE):

@@ -9,10 +9,17 @@ from functools import partial
 import pytest
 
 from proto import worker_pb2 as pb
+from tests.support.fault_cells import Scene
 from tests.support.fault_cluster import FaultCluster
-from tests.support.fault_messages import Utterance, last_pages_behind_commit, said_by_decode, said_by_prefill
+from tests.support.fault_messages import (
+    Utterance,
+    last_pages_behind_commit,
+    said_by_decode,
+    said_by_gateway,
+    said_by_prefill,
+)
 from tests.support.fault_rules import Delayed, Duplicated, Faulty, Lost, Reordered
-from tests.support.fault_stages import ALL_STAGES, IsMine, Stage, Undisturbed
+from tests.support.fault_stages import ALL_STAGES, IsMine, Stage, Undisturbed, about
 from tests.support.fault_table import Table
 from tests.support.fault_talk import Talk
 
@@ -62,3 +69,20 @@ async def test_said_by_decode_workers(cluster: FaultCluster, plain: Undisturbed,
     for stage in ALL_STAGES:
         talk.touch(stage, partial(disturbed, stage), is_held=stage in RENEWED)
     await talk.run()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_said_by_gateways(cluster: FaultCluster, plain: Undisturbed, table: Table, fault: str) -> None:
+    """At each stage the client leaves; the cancel of its gateway is touched. What is held is let go all the same."""
+    scene = Scene(cluster, plain, table, fault, "gateway", BOUND_S, others_at="gateway-1")
+    await scene.stage(ALL_STAGES)
+    rules = [FAULTS[fault](said_by_gateway(about(cluster, victim.ask))) for victim in scene.victims]
+    cluster.rules.add(*rules)
+
+    def leave() -> None:
+        for victim in scene.victims:
+            victim.ask.leave()
+
+    await scene.strike(leave)
+    await scene.let_go()
+    assert all(rule.num_acted for rule in rules), [rule.num_acted for rule in rules]

@@ -17,7 +17,7 @@ def _ignore(_: bytes) -> None:
 class ByteLink:
     """Hands bytes on, in both directions, later if told so. `owner`: whose listener it is.
 
-    `look` sees what clients send before it is handed on.
+    `look` makes, for each connection, what sees all that its client sends before it is handed on.
     """
 
     owner: str
@@ -25,7 +25,7 @@ class ByteLink:
     port: int
     target_port: int
     partition: Partition
-    look: Callable[[bytes], None] = _ignore
+    look: Callable[[], Callable[[bytes], None]] = lambda: _ignore
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class ByteLink:
         await self._may_pass(port)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
         pumps = [
-            asyncio.create_task(self._pump(reader, far_writer, port, self.look)),
+            asyncio.create_task(self._pump(reader, far_writer, port, self.look())),
             asyncio.create_task(self._pump(far_reader, writer, port, _ignore)),
         ]
         try:

@@ -14,6 +14,8 @@ MAX_STAGINGS = 4
 PROBE_PAUSE_S = 0.1
 LONGEST_REFUSAL_S = 4.0
 TOKENS = "tokens"
+GONE = "let go"
+"""The client has left; what was held for it is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,15 @@ class Scene:
             outcome = self.verdicts.judge(result, self.plain.answers[victim.stage], victim.ask)
             silence_s = victim.ask.silence_after(self.struck_at)
             self._measured.append(Measured(self.fault, self.role, victim.stage, silence_s, outcome))
+
+    async def let_go(self) -> None:
+        """Wait until nothing is held for victims that have left, and bystanders have their tokens; note the cells."""
+        for name, ask in self._others.items():
+            Verdicts().judge(await ask.over(), self.plain.answers[name], ask)
+        await self.cluster.until_idle()
+        recovery_s = time.monotonic() - self.struck_at
+        self.table.cells += [Measured(self.fault, self.role, victim.stage, recovery_s, GONE) for victim in self.victims]
+        assert recovery_s < self.bound_s, f"held for {recovery_s:.1f} s"
 
     def record(self, probe_s: float) -> None:
         """Note the cells; fail if a client waited for too long."""

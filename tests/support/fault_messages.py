@@ -52,9 +52,11 @@ def said_by_decode(stage: Stage, is_mine: IsMine, renewed: bytes) -> Utterance:
             return Utterance(Nth(tokens, 3), tokens)
 
 
-def said_by_gateway(is_mine: IsMine, is_another: IsMine) -> Utterance:
-    """Return the cancel of a request whose client has left."""
-    return Utterance(Nth(_calls(is_mine, "Cancel")), _calls(is_another, "Cancel"))
+def said_by_gateway(is_mine: IsMine) -> Utterance:
+    """Return the cancel of a request whose client has left; that of another request may overtake it."""
+    return Utterance(
+        Nth(_calls(is_mine, "Cancel")), lambda message: message.method == "Cancel" and not is_mine(message, "Cancel")
+    )
 
 
 def _calls(is_mine: IsMine, method: str) -> Matcher:

@@ -12,7 +12,8 @@ SALT_PREFIX = "fault-"
 _SALT = re.compile(rb"fault-[0-9a-f]{16}")
 _ID = re.compile(rb"\$32\r\n([0-9a-f]{32})\r\n")
 _LENGTH = re.compile(rb"\$(\d{1,5})\r\n")
-_TAIL_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 15
+"""Longer than any job: what comes before its salt must still be here when the salt comes."""
 
 
 class Tap:
@@ -25,16 +26,17 @@ class Tap:
         """The first job of each request, as it was written, by salt."""
 
     def look(self) -> Callable[[bytes], None]:
-        """Return who looks at one direction of a link."""
+        """Return who looks at one connection's way to Redis."""
         seen = bytearray()
 
         def look(chunk: bytes) -> None:
             seen.extend(chunk)
-            for salt in _SALT.finditer(seen):
+            while (salt := _SALT.search(seen)) is not None:
                 found = _ID.search(seen, salt.end())
-                if found is not None:
-                    self._note(salt.group().decode(), found.group(1).decode())
-                    self.jobs.setdefault(salt.group().decode(), _argument_around(bytes(seen), salt.start()))
+                if found is None:
+                    return  # the rest of the command is still to come
+                self._note(salt.group().decode(), found.group(1).decode(), _argument_around(bytes(seen), salt.start()))
+                del seen[: found.end()]
             del seen[:-_TAIL_BYTES]
 
         return look
@@ -48,9 +50,10 @@ class Tap:
         await until(lambda: salt in self._ids, f"the request {salt} is placed", deadline_s)
         return self._ids[salt]
 
-    def _note(self, salt: str, request: str) -> None:
+    def _note(self, salt: str, request: str, job: bytes) -> None:
         self._ids.setdefault(salt, request)
         self._salts.setdefault(request, salt)
+        self.jobs.setdefault(salt, job)
 
 
 def _argument_around(data: bytes, position: int) -> bytes:

@@ -1,0 +1,177 @@
+"""What must be right across the seam when a stream moves to another decode worker, and what is served without workers
+that one would miss."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from common.messages.registry import WorkerHealth
+from tests.support.fault_client import Answer, Ask, Refusal, completion
+from tests.support.fault_cluster import FaultCluster
+from tests.support.fault_rules import Before, Message
+from tests.support.fault_stages import PROBE, Stage, Stager, Undisturbed, about
+from tests.support.polling import until
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.redis,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+SPARE = "decode-1"
+NUM_TOKENS = 700
+SEAM = 30
+"""So many tokens has every streaming client when its worker fails."""
+
+FREEZE_S = 8.0
+"""Longer than a gateway waits for a sign of life (4 s)."""
+
+MAX_FAILURES = 3
+LEAVE_S = 40.0
+
+SEAM_BODIES: Mapping[str, Mapping[str, Any]] = {
+    "greedy": completion(21, 50, max_tokens=NUM_TOKENS, temperature=0, stream=True),
+    "seeded": completion(22, 60, max_tokens=NUM_TOKENS, temperature=1.0, top_k=40, min_p=0.02, seed=9, stream=True),
+    "penalties": completion(
+        23,
+        70,
+        max_tokens=NUM_TOKENS,
+        temperature=0.7,
+        seed=4,
+        repetition_penalty=1.3,
+        presence_penalty=0.9,
+        frequency_penalty=0.7,
+        stream=True,
+    ),
+    "whole": completion(24, 80, max_tokens=NUM_TOKENS, temperature=0, frequency_penalty=1.0),
+    "chosen end": completion(25, 90, max_tokens=NUM_TOKENS, temperature=0, stream=True),
+}
+
+
+@pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "SIGTERM"])
+async def test_nothing_differs_across_the_seam(cluster: FaultCluster, fault: str) -> None:
+    """Texts, finish reasons and usage: greedy, seeded, with penalties, whole, and with a stop string whose beginning
+    is told before the seam in no case: it lies far behind it."""
+    bodies = dict(SEAM_BODIES)
+    free = await cluster.ask(bodies["chosen end"]).over()
+    assert isinstance(free, Answer)
+    bodies["chosen end"] = {**bodies["chosen end"], "stop": _late_stop(free.text)}
+    expected = {name: await cluster.ask(body).over() for name, body in bodies.items()}
+    asks = await _at_the_seam(cluster, bodies)
+    await _strike(cluster, fault)
+    assert {name: await ask.over() for name, ask in asks.items()} == expected
+    answer = expected["chosen end"]
+    assert isinstance(answer, Answer)
+    assert answer.finish_reason == "stop"
+    moved = [
+        ask for ask in asks.values() if cluster.rules.sightings.num_placements[await cluster.tap.id_of(ask.salt)] > 1
+    ]
+    assert len(moved) == len(asks), "not every stream has moved"
+
+
+async def test_serves_without_any_prefill_worker(cluster: FaultCluster, plain: Undisturbed) -> None:
+    names = [name for name in cluster.shape.workers if name.startswith("prefill")]
+    for name in names:
+        await cluster.processes[name].end()
+        await cluster.until_known_dead(name)
+    asks = {name: cluster.ask(body) for name, body in plain.bodies.items()}
+    assert {name: await ask.over() for name, ask in asks.items()} == plain.answers
+
+
+@pytest.mark.usefixtures("one_prefill_worker")
+async def test_serves_when_the_only_prefill_worker_dies_for_good(cluster: FaultCluster, plain: Undisturbed) -> None:
+    """Those that it was computing, those that come before anybody knows, and those that come later."""
+    stager = Stager(cluster, plain)
+    victim = await stager.bring(Stage.PREFILLING)
+    await cluster.processes["prefill-0"].end()
+    early = cluster.ask(plain.bodies[Stage.TRANSFERRING])
+    stager.release()
+    assert await victim.ask.over() == plain.answers[Stage.PREFILLING]
+    assert await early.over() == plain.answers[Stage.TRANSFERRING]
+    await cluster.until_known_dead("prefill-0")
+    assert await cluster.ask(plain.bodies[PROBE]).over() == plain.answers[PROBE]
+
+
+async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
+    cluster: FaultCluster, plain: Undisturbed
+) -> None:
+    """Whenever a worker accepts it, the worker dies: after three of them it is over."""
+    stager = Stager(cluster, plain)
+    neighbours = await stager.bystanders("gateway-0")
+    poison = Ask(cluster.url(), completion(31, 100, max_tokens=50, temperature=0, stream=True))
+    is_about = about(cluster, poison)
+    killed: list[str] = []
+
+    def kill(message: Message) -> None:
+        killed.append(message.link)
+        cluster.processes[message.link].kill()
+
+    cluster.rules.add(Before(lambda message: message.link.startswith("decode") and is_about(message, "Feed"), kill))
+    supervising = asyncio.create_task(_supervise(cluster))
+    try:
+        result = await poison.start().over()
+        assert isinstance(result, Refusal), result
+        assert result.is_clean, result
+        assert (result.code, len(killed)) == ("worker_lost", MAX_FAILURES), (result, killed)
+        for name, ask in neighbours.items():
+            assert await ask.over() == plain.answers[name]
+    finally:
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+
+
+async def _at_the_seam(cluster: FaultCluster, bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Ask]:
+    """Start everything on one decode worker, and wait until all that stream have some tokens."""
+    cluster.rpc[SPARE].refuses_feeds = True
+    await until(lambda: cluster.rpc[SPARE].num_feeds == 0, "the spare worker has no gateway", 10.0)
+    asks = {name: cluster.ask(body) for name, body in bodies.items()}
+    for name, ask in asks.items():
+        if bodies[name].get("stream"):
+            await ask.has_tokens(SEAM)
+    assert not any(ask.is_over for ask in asks.values())
+    cluster.rpc[SPARE].refuses_feeds = False
+    return asks
+
+
+async def _strike(cluster: FaultCluster, fault: str) -> None:
+    """Let the worker that has the streams fail. Asked twice, a worker leaves without finishing them."""
+    process = cluster.processes["decode-0"]
+    match fault:
+        case "kill -9":
+            process.kill()
+        case "SIGSTOP":
+            process.freeze()
+            await asyncio.sleep(FREEZE_S)  # the fault itself, not a wait for something
+            process.thaw()
+        case _:
+            process.terminate()
+            await until(lambda: _is_leaving(cluster, "decode-0"), "the worker has heard the first signal", 20.0)
+            process.terminate()
+            assert await process.ended(LEAVE_S) == 0
+
+
+async def _is_leaving(cluster: FaultCluster, name: str) -> bool:
+    states = (state for state in (await cluster.overview()).workers if state.record.worker == name)
+    return all(state.load.health is WorkerHealth.DRAINING for state in states)
+
+
+async def _supervise(cluster: FaultCluster) -> None:
+    """Start again what dies, as a supervisor does."""
+    while True:
+        for name, process in cluster.processes.items():
+            if not process.is_running:
+                await cluster.restart(name)
+        await asyncio.sleep(0.1)  # between two looks
+
+
+def _late_stop(text: str) -> str:
+    """Return what ends one of the last tokens and begins the next: a place that is nowhere before."""
+    tokens = text.split()
+    for place in range(NUM_TOKENS - 100, NUM_TOKENS - 5):
+        stop = f"{tokens[place][-1]} {tokens[place + 1]} {tokens[place + 2][0]}"
+        if text.index(stop) > len(text) // 2:
+            return stop
+    raise AssertionError("no such place")
