@@ -60,7 +60,12 @@ class Placer:
             raise Overloaded("no decode worker is ready to take the request", retry_after_s=2.0)
         stream.begin_placement()
         self._metrics.note_placement("first")
-        await self._put(stream)
+        try:
+            await self._put(stream)
+        except BrokerUnavailable:
+            if stream.is_awaited:
+                raise
+            # It was accepted: only the answer of Redis was lost.
 
     async def place_again(self, stream: Stream) -> None:
         """Make another placement that continues what was shown; raises `WorkerLost` if there is no way for too long."""

@@ -239,7 +239,8 @@ class Stream:
         return self.source is None and self._ending is None and self.target in (None, source)
 
     def _take_early(self, tokens: pb.Tokens) -> None:
-        if tokens.index == len(self.shown) and tokens.chain == self._chains[-1]:
+        is_next = tokens.index == len(self.shown) and tokens.chain == self._chains[-1]
+        if is_next and self._ending is None:
             self._show(tokens, list(tokens.ids))
 
     def _take_tokens(self, tokens: pb.Tokens) -> None:
@@ -279,6 +280,8 @@ class Stream:
             self.end(WorkerLost(f"the request failed {self.num_failures} times, last because {reason}"))
 
     def _show(self, tokens: pb.Tokens, new: list[int]) -> None:
+        if isinstance(self._ending, EndOfStream):  # an early copy may come late
+            return
         # What the first placement found stands: a later one may hit what the first one has computed.
         if self._num_cached_tokens is None and tokens.HasField("num_cached_tokens"):
             self._num_cached_tokens = tokens.num_cached_tokens

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -149,6 +150,24 @@ class TestRedisAway:
             await until(lambda: refusals > 1, "refusals", DEADLINE_S)
         answer(second, await job_of(second), [10])
         assert ids_of(await running) == [9, 10]
+
+    async def test_a_first_placement_whose_answer_was_lost_goes_on(
+        self, gateway: DispatchHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        worker = await gateway.add_worker("decode-0", 1)
+        place, has_begun = gateway.broker.jobs.place, asyncio.Event()
+
+        async def lose_the_answer(*arguments: Any) -> object:
+            await place(*arguments)
+            await has_begun.wait()
+            raise BrokerUnavailable("away")
+
+        monkeypatch.setattr(gateway.broker.jobs, "place", lose_the_answer)
+        running = asyncio.create_task(gateway.collect(make_request()))
+        answer(worker, await job_of(worker), [9])
+        await until(lambda: gateway.dispatcher._streams[RequestId("r")].shown, "the first token", DEADLINE_S)
+        has_begun.set()
+        assert ids_of(await running) == [9]
 
     async def test_an_acceptance_ends_the_attempts(
         self, gateway: DispatchHarness, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ async def test_a_frozen_redis(gateway: DispatchHarness, redis_server: RedisServe
     running = asyncio.create_task(gateway.collect(make_request("running")))
     job = await job_of(worker)
     answer(worker, job, [9], finish=None)
+    await until(lambda: gateway.dispatcher._streams[job.request].shown, "the first token", DEADLINE_S)
     with frozen(redis_server):
         assert await refuse(gateway, "first") < REFUSAL_S
         await until(lambda: gateway.roster.is_away, "the roster to know", DEADLINE_S)

@@ -150,6 +150,14 @@ async def test_a_late_early_copy_changes_nothing() -> None:
     assert stream.shown == [7]
 
 
+async def test_an_early_copy_behind_the_end_changes_nothing() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, finished(0))
+    stream.take(PREFILL, tokens(0, [7], [], early=True))
+    assert await drain(stream, 1) == [EndOfStream(FinishReason.LENGTH, 0)]
+
+
 @pytest.mark.parametrize(
     "event", [tokens(0, [9], []), tokens(1, [8], [9])], ids=["repeats another token", "continues another token"]
 )
