@@ -243,15 +243,16 @@ class _Workshop:
         configuration = self._configuration
         code, text = self._call(["spin", "-a", *configuration.definitions, str(self._model)])
         if code:
-            return self._outcome(Verdict.BROKEN, text)
+            return self._outcome(Verdict.BROKEN, _first_line(text))
         code, text = self._call(["gcc", *self._compiler_options("-i" in options), "-o", "pan", "pan.c"])
         if code:
-            return self._outcome(Verdict.BROKEN, text)
+            return self._outcome(Verdict.BROKEN, _first_line(text))
         cycles = ["-l"] if configuration.expectation is Expectation.NO_CYCLE else []
         # The limit is of CPU time, so that a busy machine changes no verdict.
         limited = f'ulimit -t {configuration.cpu_s}; exec ./pan "$@"'
         code, text = self._call(["sh", "-c", limited, "pan", f"-m{MAX_DEPTH}", *cycles, *options])
-        return self._judge(code, text)
+        verdict, details = judge(configuration.expectation, code, text)
+        return self._outcome(verdict, details, text)
 
     def trail(self) -> list[str]:
         """Return the counterexample that the last run has left, one line per event."""
@@ -266,24 +267,6 @@ class _Workshop:
         # -O1: for most configurations compiling takes longer than running.
         return ["-O1" if self._configuration.is_quick else "-O2", "-w", "-DVECTORSZ=2048", memory, *kind, *reach]
 
-    def _judge(self, code: int, text: str) -> Outcome:
-        """A violation counts even if the rest of the search was not done; its absence only if all of it was."""
-        violation = re.search(
-            r"pan:1: (assertion violated .*?|non-progress cycle|invalid end state)(?: \(at depth|$)", text, re.M
-        )
-        if violation is not None:
-            is_assertion = violation[1].startswith("assertion") and MODEL_ERROR not in violation[1]
-            is_wanted = is_assertion or self._configuration.expectation is not Expectation.BREAKS
-            return self._outcome(Verdict.VIOLATED if is_wanted else Verdict.BROKEN, violation[1], text)
-        for sign, reason in CUT_OFF:
-            if sign in text:
-                return self._outcome(Verdict.CUT_OFF, reason, text)
-        if "errors: 0" in text and code == 0:
-            return self._outcome(Verdict.HOLDS, "", text)
-        if "State-vector" in text:
-            return self._outcome(Verdict.BROKEN, text.strip().splitlines()[0], text)
-        return self._outcome(Verdict.CUT_OFF, f"ended with status {code} before the search was over", text)
-
     def _outcome(self, verdict: Verdict, details: str, text: str = "") -> Outcome:
         states = re.search(r"([\d.e+]+) states, stored", text)
         return Outcome(self._configuration, verdict, int(float(states[1])) if states else 0, self._cpu_s, details)
@@ -297,6 +280,32 @@ class _Workshop:
             self._cpu_s += usage.ru_utime + usage.ru_stime
             output.seek(0)
             return process.returncode, output.read().decode(errors="replace")
+
+
+def judge(expectation: Expectation, code: int, text: str) -> tuple[Verdict, str]:
+    """Return what a verifier that ended with `code` and said `text` has shown, and what there is to say about it.
+
+    A violation counts even if the rest of the search was not done; that there is none only if all of it was.
+    """
+    violation = re.search(
+        r"pan:1: (assertion violated .*?|non-progress cycle|invalid end state)(?: \(at depth|$)", text, re.MULTILINE
+    )
+    if violation is not None:
+        is_assertion = violation[1].startswith("assertion") and MODEL_ERROR not in violation[1]
+        is_property = is_assertion or expectation is not Expectation.BREAKS
+        return (Verdict.VIOLATED if is_property else Verdict.BROKEN), violation[1]
+    for sign, reason in CUT_OFF:
+        if sign in text:
+            return Verdict.CUT_OFF, reason
+    if code:
+        return Verdict.CUT_OFF, f"ended with status {code} before the search was over"
+    if "errors: 0" in text:
+        return Verdict.HOLDS, ""
+    return Verdict.BROKEN, _first_line(text)
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "it said nothing")
 
 
 def _events(replay: str) -> list[str]:

@@ -48,10 +48,8 @@
 #ifndef LOCAL_AT_ONCE
 #define LOCAL_AT_ONCE false   /* true: a prompt may be prefilled locally without any try */
 #endif
-#ifdef SAME_TOKEN             /* every prefill samples the same token 0: fewer states */
-#define OTHER_TOKEN 0
-#else
-#define OTHER_TOKEN 1
+#ifndef OTHER_TOKEN
+#define OTHER_TOKEN 1         /* 0: every prefill samples the same token 0, which are fewer states */
 #endif
 
 #define ALL_CHUNKS ((1 << NUM_CHUNKS) - 1)
