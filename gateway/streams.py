@@ -239,8 +239,7 @@ class Stream:
         return self.source is None and self._ending is None and self.target in (None, source)
 
     def _take_early(self, tokens: pb.Tokens) -> None:
-        is_next = tokens.index == len(self.shown) and tokens.chain == self._chains[-1]
-        if is_next and self._ending is None:
+        if tokens.index == len(self.shown) and tokens.chain == self._chains[-1]:
             self._show(tokens, list(tokens.ids))
 
     def _take_tokens(self, tokens: pb.Tokens) -> None:

@@ -66,6 +66,14 @@ PLANTS = (
         tests=(MACHINE,),
     ),
     Plant(
+        name="early-copy-behind-the-end",
+        rule="Nothing is shown behind the end of an answer, whoever sends it ahead.",
+        file="gateway/streams.py",
+        text="        if isinstance(self._ending, EndOfStream):  # an early copy may come late\n            return\n",
+        replacement="",
+        tests=("tests/unit/test_stream_endings.py",),
+    ),
+    Plant(
         name="end-without-tokens",
         rule="An end that counts more tokens than were shown is none.",
         file="gateway/streams.py",
