@@ -10,6 +10,7 @@ from common.broker.entries import RawEntry, sort_out
 from common.broker.keys import Keys
 from common.broker.policy import BrokerPolicy
 from common.broker.protocols import Delivery
+from common.errors import BrokerUnavailable
 from common.messages.codec import encode
 from common.messages.ids import EntryId, Epoch, Fingerprint, ModelName, WorkerId
 from common.messages.job import PrefillTask
@@ -17,6 +18,8 @@ from common.messages.job import PrefillTask
 logger = logging.getLogger(__name__)
 
 FIRST_CURSOR = b"0-0"
+NEVER_DELIVERED = b">"
+"""Instead of an id: what no consumer of the group has got yet."""
 
 
 class RedisTaskQueue:
@@ -28,6 +31,9 @@ class RedisTaskQueue:
         self._connection: Final = connection
         self._stream: Final = Keys(model).prefill(fingerprint)
         self._policy: Final = policy
+        self._newest = FIRST_CURSOR
+        """The newest task that this process has got."""
+        self._is_reply_lost = False
 
     async def publish(self, task: PrefillTask, replaces: EntryId | None = None) -> EntryId:
         """Append a task; delete the older try it replaces in the same step."""
@@ -37,7 +43,11 @@ class RedisTaskQueue:
         return EntryId(entry.decode())
 
     async def claim(self, worker: WorkerId, epoch: Epoch, block_s: float) -> Delivery | None:
-        """Take the oldest unclaimed task, waiting up to `block_s`."""
+        """Take the oldest unclaimed task, waiting up to `block_s`.
+
+        A task whose delivery was lost on its way, because the connection broke or we were paused, is found again here:
+        to Redis it is ours already, so nobody else would be given it.
+        """
         deadline = time.monotonic() + block_s
         while True:
             try:
@@ -47,6 +57,7 @@ class RedisTaskQueue:
                 continue
             if not entries:
                 return None
+            self._newest = entries[-1][0]
             deliveries = await self._decoded(entries)
             if deliveries:
                 return deliveries[0]
@@ -90,8 +101,22 @@ class RedisTaskQueue:
         return scripts.milliseconds(self._policy.task_ttl_s)
 
     async def _read_one(self, consumer: str, block_s: float) -> list[RawEntry]:
+        if self._is_reply_lost:
+            entries = await self._read_group(consumer, 0.0, self._newest)
+            if entries:
+                return entries
+            self._is_reply_lost = False
+        try:
+            return await self._read_group(consumer, block_s, NEVER_DELIVERED)
+        except StreamVanished:
+            raise
+        except BrokerUnavailable:
+            self._is_reply_lost = True
+            raise
+
+    async def _read_group(self, consumer: str, block_s: float, after: bytes) -> list[RawEntry]:
         reply = await self._connection.read(
-            block_s, "XREADGROUP", "GROUP", "prefill", consumer, "COUNT", 1, streams=(self._stream, ">")
+            block_s, "XREADGROUP", "GROUP", "prefill", consumer, "COUNT", 1, streams=(self._stream, after)
         )
         entries: list[RawEntry] = reply[0][1] if reply else []
         return entries

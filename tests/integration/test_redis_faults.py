@@ -29,6 +29,7 @@ from tests.support.broker_records import (
     worker_record,
 )
 from tests.support.delay_proxy import delayed
+from tests.support.polling import until
 from tests.support.redis_database import blocked, persistently
 from tests.support.redis_server import RedisServer, free_port
 
@@ -104,6 +105,31 @@ class TestRestart:
         await connection.call("FLUSHALL")
         assert await tasks.abandoned(*P0, 0.0) == []
         assert await tasks.num_tasks() == 0
+
+    async def test_a_task_whose_delivery_was_lost_on_its_way_is_found_again(
+        self, redis_server: RedisServer, connection: RedisConnection, broker: RedisBroker
+    ) -> None:
+        async def is_delivered() -> bool:
+            summary = await connection.call("XPENDING", TASKS, "prefill")
+            return bool(summary[0] == 2)
+
+        async with delayed(redis_server.port, 0.3) as proxy:
+            slow = RedisBroker.connect(f"redis://127.0.0.1:{proxy.port}/0", MODEL)
+            async with slow:
+                tasks = slow.tasks(FINGERPRINT)
+                for request in "ab":
+                    await broker.tasks(FINGERPRINT).publish(make_task(request))
+                first = await persistently(lambda: tasks.claim(*P0, LONG_S))
+                claimer = asyncio.create_task(tasks.claim(*P0, LONG_S))
+                await until(is_delivered, "both are ours to Redis", LONG_S)
+                proxy.cut()
+                with pytest.raises(BrokerUnavailable):
+                    await asyncio.wait_for(claimer, LONG_S)
+                again = await persistently(lambda: tasks.claim(*P0, LONG_S))
+                assert first is not None
+                assert again is not None
+                assert [first.task.request, again.task.request] == ["a", "b"]
+                assert await tasks.claim(*P0, 0.0) is None
 
     async def test_b118_a_reader_survives_the_loss_of_its_stream(
         self, connection: RedisConnection, broker: RedisBroker
