@@ -5,6 +5,7 @@ by depth, memory or time has shown nothing, and fails. What is built lies in a t
 """
 
 import argparse
+import bisect
 import enum
 import os
 import re
@@ -258,7 +259,7 @@ class _Workshop:
         """Return the counterexample that the last run has left, one line per event."""
         replay = ["spin", "-k", f"{self._model.name}.trail", "-p", *self._configuration.definitions, str(self._model)]
         code, text = self._call(replay)
-        return [text] if code else _events(text)
+        return [text] if code else _events(self._model.read_text(encoding="utf-8"), text)
 
     def _compiler_options(self, seeks_shortest: bool) -> list[str]:
         kind = ["-DNP", "-DNOFAIR"] if self._configuration.expectation is Expectation.NO_CYCLE else ["-DSAFETY"]
@@ -308,28 +309,29 @@ def _first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "it said nothing")
 
 
-def _events(replay: str) -> list[str]:
-    """Shorten Spin's replay to one line per event: its step, then what it changed."""
-    lines: list[str] = []
-    step, actions = "", list[str]()
-    for line in [*replay.splitlines(), "0: proc 0 () [end]"]:
-        match = re.match(r"\s*(\d+):\s+proc\s+\d+ .*?\[(.*)\]\s*$", line)
-        if match is None:
-            if "Error: assertion violated" in line:
-                actions.append(line.strip())
+def _events(model: str, replay: str) -> list[str]:
+    """Shorten Spin's replay to one line per event: its step, its name in the model, and what it changed."""
+    starts = [(number, match[1]) for number, line in enumerate(model.splitlines(), 1) if (match := _INLINE.match(line))]
+    events: dict[str, list[str]] = {}
+    for match in _ACTION.finditer(replay):
+        step, line, action, error = match.groups()
+        if error:
+            events.setdefault("***", []).append(error)
             continue
-        if match[1] != step:
-            if actions:
-                lines.append(f"{step:>4} {'; '.join(actions)}")
-            step, actions = match[1], []
-        if _is_telling(match[2]):
-            actions.append(match[2])
-    return lines
+        if step not in events:
+            index = bisect.bisect(starts, (int(line), "~")) - 1
+            events[step] = [f"{starts[index][1] if index >= 0 else '-':24}"]
+        if _CHANGE.match(action):
+            events[step].append(action)
+    return [f"{step:>4} {'  '.join(actions)}" for step, actions in events.items()]
 
 
-def _is_telling(action: str) -> bool:
-    """Whether the action is more than control flow or scratch."""
-    return re.match(r"(else|goto|break|i = |assert|[a-h] = 0$|\(1\)$|\(\(?i<)", action) is None
+_INLINE = re.compile(r"(?:inline|active proctype) (\w+)\(")
+_ACTION = re.compile(
+    r"^\s*(\d+):\s+proc .*?:(\d+) [^\[]*\[(.*)\]\s*$|^spin: .*Error: (assertion violated.*)$", re.MULTILINE
+)
+_CHANGE = re.compile(r"(?![a-j] = |assert|\()[\w\[\]()+*/ -]+( = |[!?])")
+"""An assignment to anything but scratch, or a message."""
 
 
 def _write(*lines: str) -> None:
