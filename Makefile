@@ -7,6 +7,9 @@ PORT ?= 8000
 STATE_DIR ?= .tandem
 # Which gateway `chat` and `bench` talk to; without it, the one that `make up` started.
 URL ?=
+# How long `soak` takes, and what it draws its faults by; without a seed it draws one and prints it.
+MINUTES ?= 10
+SEED ?=
 export QUESTION ?= Why is the sky blue?
 
 # Which torch to install: see README, "Installing torch".
@@ -19,7 +22,7 @@ PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
 	$$(find proto -name '*.proto')
 
-.PHONY: help setup setup-dev up down status chat bench test planted-bugs check format-check lint-check type-check \
+.PHONY: help setup setup-dev up down status chat bench test soak planted-bugs check format-check lint-check type-check \
 	import-check proto-check lock-check fmt proto lock model-check model-check-full clean distclean
 
 help: ## list these targets
@@ -87,6 +90,9 @@ test-faults: setup-dev ## the fault matrix with real processes; prints how long 
 
 test-%: setup-dev ## one kind of tests: test-unit, test-property, test-contract, test-golden, test-e2e, ...
 	@$(BIN)/pytest tests/$*
+
+soak: setup-dev ## random faults under a mixed load for MINUTES (10), drawn by SEED: right tokens, nothing leaked, flat memory
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 planted-bugs: setup-dev ## plant bugs into copies of the source, one at a time: each must be killed by the tests of its rule
 	@$(BIN)/python -m tests.planted
