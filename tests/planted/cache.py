@@ -30,6 +30,25 @@ PLANTS = (
         tests=(f"{POOL}::TestPrefixCache::test_a_cached_block_keeps_its_generation_until_it_is_evicted",),
     ),
     Plant(
+        name="evicted-under-its-generation",
+        rule="Eviction changes the generation of a block.",
+        file="common/cache/pool.py",
+        text="            del self._unreferenced[block]\n            self._free_up(block)\n",
+        replacement="            del self._unreferenced[block]\n            self._free.append(block)\n",
+        tests=(
+            f"{POOL}::TestPrefixCache::test_a_cached_block_keeps_its_generation_until_it_is_evicted",
+            POOL_MACHINE,
+        ),
+    ),
+    Plant(
+        name="hit-unpinned",
+        rule="A hit is owned before pages are taken for the rest.",
+        file="common/cache/prefix.py",
+        text="        self._pool.share(found)\n",
+        replacement="",
+        tests=(POOL_MACHINE, DECODE_MACHINE, PREFILL_MACHINE),
+    ),
+    Plant(
         name="freed-with-the-first-owner",
         rule="A block is free when its last owner lets go.",
         file="common/cache/pool.py",

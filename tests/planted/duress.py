@@ -11,17 +11,6 @@ PLACEMENT = "tests/contract/test_broker_placement.py"
 
 PLANTS = (
     Plant(
-        name="company-for-a-suspect",
-        rule="A sequence that runs alone is computed beside nobody.",
-        file="decode_worker/scheduler.py",
-        text="            if not self._is_company_right(ticket) or not self._take_blocks(",
-        replacement="            if not self._take_blocks(",
-        tests=(
-            "tests/unit/test_decode_scheduler.py::TestAlone::test_it_waits_for_those_before_it_and_those_behind_it_wait",
-            "tests/property/test_decode_scheduler.py",
-        ),
-    ),
-    Plant(
         name="open-with-a-suspect",
         rule="Nothing is placed on a worker that has a suspect.",
         file="common/messages/registry.py",

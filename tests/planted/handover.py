@@ -434,6 +434,36 @@ PLANTS = (
         tests=(f"{PULLS}::test_in_the_moment_in_which_its_pages_are_reserved",),
     ),
     Plant(
+        name="unanswered-but-held",
+        rule="A prefill worker whose call was not answered ends the binding.",
+        file="prefill_worker/announcer.py",
+        text="            if not is_committed:  # its author",
+        replacement="            if False:  # its author",
+        tests=(
+            f"{BINDINGS}::test_an_author_that_is_gone_when_its_pages_are_ready",
+            f"{BINDINGS}::test_an_announcer_that_fails_lets_go",
+        ),
+    ),
+    Plant(
+        name="forgotten-while-bound",
+        rule="A binding counts as held while the answer to its bind is under way.",
+        file="prefill_worker/holdings.py",
+        text="            elif key not in self._binding:\n",
+        replacement="            else:\n",
+        tests=(
+            f"{HOLDINGS}::test_a_binding_that_is_being_made_is_known",
+            f"{BINDINGS}::test_a_renewal_may_overtake_the_answer_to_the_bind",
+        ),
+    ),
+    Plant(
+        name="held-for-a-dead-gateway",
+        rule="A worker frees what it holds for a gateway that stays away.",
+        file="decode_worker/worker.py",
+        text="        self._intake.cancel_gateway(gateway)\n",
+        replacement="        pass\n",
+        tests=(f"{PULLS}::test_a_gateway_that_hangs_up_loses_its_requests",),
+    ),
+    Plant(
         name="refusal-ignored",
         rule="A prefill worker stops at an answer that is not 'go'.",
         file="prefill_worker/announcer.py",

@@ -74,6 +74,22 @@ PLANTS = (
         ),
     ),
     Plant(
+        name="reserved-preempted",
+        rule="A sequence that is being received is not preempted.",
+        file="decode_worker/scheduler.py",
+        text="            youngest = running[-1]\n",
+        replacement="            youngest = max([*running, *self._queues[_State.RESERVED]], key=_age)\n",
+        tests=(f"{REMOTE}::test_a_reserved_sequence_holds_a_seat_and_is_never_preempted",),
+    ),
+    Plant(
+        name="pages-taken-during-a-step",
+        rule="Pages are taken between steps only: the running one may still write into those of a cancelled sequence.",
+        file="decode_worker/scheduler.py",
+        text="        self._leave(ticket)\n        return True\n",
+        replacement="        self._leave(ticket)\n        self.admit()\n        return True\n",
+        tests=(DECODE_MACHINE,),
+    ),
+    Plant(
         name="preemption-loses-tokens",
         rule="A preempted sequence keeps its tokens.",
         file="decode_worker/scheduler.py",

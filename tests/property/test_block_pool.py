@@ -5,7 +5,8 @@ when it becomes cached; publishing blocks that are not computed; a hit that does
 the tokens before the block (weak hash); `match` that does not share; `share` that leaves the block evictable or loses
 an owner; eviction or `forget` that leaves an entry behind; `take` that does not count cached blocks.
 
-Kills the planted bugs GEN_LATE, evicted-but-known, freed-with-the-first-owner, hash-is-enough and published-too-far.
+Kills the planted bugs GEN_LATE, evicted-but-known, evicted-under-its-generation, freed-with-the-first-owner,
+hash-is-enough, hit-unpinned and published-too-far.
 """
 
 import hashlib

@@ -6,8 +6,8 @@ an older sequence; younger ones that overtake; no watermark; an over-full batch 
 stream one token early or late; a wrong index or chain; a failed sequence that stays cached; blocks lost on any exit;
 company for a sequence that runs alone, before it, beside it or by falling back; a lone sequence that is overtaken.
 
-Kills the planted bugs age-forgotten, cancelled-reservation-cached, company-for-a-suspect, evicted-but-known,
-head-overtaken, oldest-preempted, planned-without-pages, preemption-loses-tokens and published-when-reserved.
+Kills the planted bugs age-forgotten, cancelled-reservation-cached, evicted-but-known, head-overtaken, hit-unpinned,
+oldest-preempted, pages-taken-during-a-step, planned-without-pages, preemption-loses-tokens and published-when-reserved.
 """
 
 from dataclasses import dataclass, field

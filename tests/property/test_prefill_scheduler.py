@@ -6,7 +6,7 @@ attends to another's pages; a failed prompt that stays cached; younger ones that
 its budget; an unfair share; blocks lost on any exit.
 
 Kills the planted bugs cancelled-in-flight, evicted-but-known, freed-when-finished, head-overtaken-prefill,
-published-too-far and published-when-reserved.
+hit-unpinned, published-too-far and published-when-reserved.
 """
 
 from dataclasses import dataclass, field
