@@ -81,5 +81,4 @@ async def one_prefill_worker(shared_cluster: FaultCluster) -> AsyncIterator[str]
     await shared_cluster.until_known_dead(gone)
     yield left
     shared_cluster.absent.remove(gone)
-    await shared_cluster.restart(gone)
-    await shared_cluster.until_ready()
+    await shared_cluster.repair()

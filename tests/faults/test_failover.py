@@ -10,6 +10,7 @@ import pytest
 from common.messages.registry import WorkerHealth
 from tests.support.fault_client import Answer, Ask, Refusal, completion
 from tests.support.fault_cluster import FaultCluster
+from tests.support.fault_messages import said_by_decode
 from tests.support.fault_rules import Before, Message
 from tests.support.fault_stages import PROBE, Stage, Stager, Undisturbed, about
 from tests.support.polling import until
@@ -98,7 +99,7 @@ async def test_serves_when_the_only_prefill_worker_dies_for_good(cluster: FaultC
 async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
     cluster: FaultCluster, plain: Undisturbed
 ) -> None:
-    """Whenever a worker accepts it, the worker dies: after three of them it is over."""
+    """Whenever a worker has computed a token of it, the worker dies: after three of them it is over."""
     stager = Stager(cluster, plain)
     neighbours = await stager.bystanders("gateway-0")
     poison = Ask(cluster.url(), completion(31, 100, max_tokens=50, temperature=0, stream=True))
@@ -109,7 +110,7 @@ async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
         killed.append(message.link)
         cluster.processes[message.link].kill()
 
-    cluster.rules.add(Before(lambda message: message.link.startswith("decode") and is_about(message, "Feed"), kill))
+    cluster.rules.add(Before(said_by_decode(Stage.DECODING, is_about, b"").next_one, kill))
     supervising = asyncio.create_task(_supervise(cluster))
     try:
         result = await poison.start().over()
@@ -162,7 +163,7 @@ async def _supervise(cluster: FaultCluster) -> None:
     """Start again what dies, as a supervisor does."""
     while True:
         for name, process in cluster.processes.items():
-            if not process.is_running:
+            if not process.is_running and name not in cluster.absent:
                 await cluster.restart(name)
         await asyncio.sleep(0.1)  # between two looks
 

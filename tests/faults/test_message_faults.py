@@ -85,4 +85,5 @@ async def test_said_by_gateways(cluster: FaultCluster, plain: Undisturbed, table
 
     await scene.strike(leave)
     await scene.let_go()
-    assert all(rule.num_acted for rule in rules), [rule.num_acted for rule in rules]
+    num_touched = sum(rule.num_acted for rule in rules)
+    assert num_touched >= (len(rules) // 2 if fault == REORDERED else len(rules))  # of two, one has overtaken the other

@@ -33,6 +33,8 @@ class ByteLink:
         self._flowing.set()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self.mistakes: list[BaseException] = []
+        """What went wrong in the harness itself."""
 
     async def start(self) -> None:
         """Listen."""
@@ -85,7 +87,9 @@ class ByteLink:
         finally:
             for pump in pumps:
                 pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            for result in await asyncio.gather(*pumps, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, OSError):
+                    self.mistakes.append(result)
             far_writer.transport.abort()
 
     async def _pump(

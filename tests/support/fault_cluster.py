@@ -128,7 +128,8 @@ class FaultCluster:
         self._watching = asyncio.create_task(self._watch_pages(), name="page links")
         for name in self.shape.workers + self.shape.gateways:
             await self.redis_links[name].start()
-            await self.processes[name].start()
+            if name not in self.absent:
+                await self.processes[name].start()
         await self.until_ready()
 
     async def close(self) -> None:
@@ -201,6 +202,8 @@ class FaultCluster:
 
     async def repair(self) -> None:
         """Make it whole for the next test, whatever the last one has left: links, processes, and all at rest."""
+        mistakes = [mistake for link in self.redis_links.values() for mistake in link.mistakes]
+        assert not mistakes, mistakes
         await self.heal()
         for name, process in self.processes.items():
             if process.is_running:
