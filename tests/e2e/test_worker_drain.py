@@ -16,6 +16,9 @@ from tests.support.tiny_models import write_tiny_llama
 
 RESTART_S = 240.0
 DRAIN_S = 1.0
+LONG = (0, 4, 9)
+"""Requests whose 1800 tokens are all clear: fp32 rounds differently in a batch of other size, which may flip a draw that
+is within 1e-6 of a border. Computed in fp64, the greedy ones keep 1e-4 between the best logits, the seeded one 5e-6."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(400)]
 
@@ -48,7 +51,7 @@ def _body(number: int, num_prompt_tokens: int, max_tokens: int) -> dict[str, Any
 
 async def test_streams_longer_than_the_drain_move_to_another_worker(cluster: Cluster, observation: Observation) -> None:
     """Short and long ones together; both decode workers leave, one after the other."""
-    bodies = [_body(0, 40, 1800), _body(1, 40, 1800), _body(2, 40, 8)]
+    bodies = [_body(number, 40, 1800) for number in LONG] + [_body(2, 40, 8)]
     load = Load(cluster.url, bodies)
     await load.learn()
     moved_before = _num_placed_again(cluster)
