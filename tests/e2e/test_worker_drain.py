@@ -17,8 +17,8 @@ from tests.support.tiny_models import write_tiny_llama
 RESTART_S = 240.0
 DRAIN_S = 1.0
 LONG = (0, 4, 9)
-"""Requests whose 1800 tokens are all clear: fp32 rounds differently in a batch of other size, which may flip a draw that
-is within 1e-6 of a border. Computed in fp64, the greedy ones keep 1e-4 between the best logits, the seeded one 5e-6."""
+"""Requests whose 1800 tokens are all clear: fp32 rounds differently in a batch of another size, which may flip a draw
+within 1e-6 of a border. Computed in fp64, the greedy ones keep 1e-4 between the best logits, the seeded one 5e-6."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(400)]
 
