@@ -10,13 +10,11 @@ from collections import defaultdict
 import pytest
 
 from docs.protocol.check import Configuration, Expectation, Verdict, judge, load_configurations
-from tests.planted.catalogue import PLANTS
 from tests.support.source_tree import ROOT
 
 FOLDER = ROOT / "docs" / "protocol"
 MODELS = sorted(path.stem for path in FOLDER.glob("*.pml"))
 RUNS = load_configurations()
-NO_GUARD = {"-", "not built", "not kept yet"}
 
 
 def _model(name: str) -> str:
@@ -29,11 +27,11 @@ def _switches(model: str) -> set[str]:
     return looked_at - set(re.findall(r"^#define (\w+)", _model(model), re.MULTILINE))
 
 
-def _documented() -> dict[str, tuple[set[str], str]]:
-    """Models and last cell by switch, from the table of rules."""
+def _documented() -> dict[str, set[str]]:
+    """Models by switch, from the table of rules."""
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([A-Z_]+)` \| ([^|]*) \|.*\| ([^|]*) \|$", readme, re.MULTILINE)
-    return {switch: (set(models.split(", ")), guards) for switch, models, guards in rows}
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([^|]*) \|", readme, re.MULTILINE)
+    return {switch: set(models.split(", ")) for switch, models in rows}
 
 
 def _removed() -> dict[str, set[str]]:
@@ -56,7 +54,7 @@ def test_every_switch_is_run(model: str) -> None:
 
 
 def test_every_switch_is_documented_with_its_models() -> None:
-    assert {switch: models for switch, (models, _) in _documented().items()} == _removed()
+    assert _documented() == _removed()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -76,12 +74,6 @@ def test_a_run_sets_what_its_model_knows(run: Configuration) -> None:
 
 def test_names_of_runs_are_unique() -> None:
     assert len({run.name for run in RUNS}) == len(RUNS)
-
-
-def test_guards_are_bugs_that_can_be_planted() -> None:
-    plants = {plant.name for plant in PLANTS}
-    for switch, (_, guards) in _documented().items():
-        assert guards in NO_GUARD or set(re.findall(r"`([^`]+)`", guards)) <= plants, switch
 
 
 COMPLETE = "(Spin Version 6.5.2)\nState-vector 52 byte, depth reached 38, errors: 0\n   221438 states, stored\n"
