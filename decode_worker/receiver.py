@@ -28,6 +28,7 @@ from decode_worker.fetcher import Fetcher
 from decode_worker.ledger import Live
 from decode_worker.reception import Attempt, AttemptLost, Commit, Reception, TryLoss
 from decode_worker.releases import Releases
+from decode_worker.retirements import Retirements
 from decode_worker.witness import Witness
 from proto import worker_pb2 as pb
 
@@ -61,6 +62,7 @@ class Receiver:
         peers: Peers,
         fetcher: Fetcher,
         releases: Releases,
+        retirements: Retirements,
         submit: Callable[[Command], None],
         emitter: Emitter,
         witness: Witness,
@@ -73,6 +75,7 @@ class Receiver:
         self._peers = peers
         self._fetcher = fetcher
         self._releases = releases
+        self._retirements = retirements
         self._submit = submit
         self._emitter = emitter
         self._witness = witness
@@ -209,15 +212,18 @@ class Receiver:
         attempt.outcome.exception()  # retrieved: a loss that nobody awaited is no error
         if attempt.source is not None:
             self._releases.add(attempt.source, key, attempt.number)
-        retiring = asyncio.create_task(self._retire(publishing))
+        retiring = asyncio.create_task(self._retire(attempt, publishing))
         await attempt.stop()
         await retiring
 
-    async def _retire(self, publishing: asyncio.Task[EntryId]) -> None:
+    async def _retire(self, attempt: Attempt, publishing: asyncio.Task[EntryId]) -> None:
         try:
-            await self._tasks.delete(await publishing)
-        except BrokerUnavailable as error:
-            logger.warning("could not delete a prefill task: %s", error)
+            entry: EntryId | None = await publishing
+        except BrokerUnavailable:
+            # It may have been published all the same. Who is bound has told its id; who claims it later tells it then.
+            entry = attempt.entry
+        if entry is not None:
+            await self._retirements.retire(entry)
 
     async def _pull(
         self,

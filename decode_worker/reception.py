@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import PeerError
-from common.messages.ids import BlockId, Generation, TryNumber
+from common.messages.ids import BlockId, EntryId, Generation, TryNumber
 from common.messages.registry import WorkerRecord
 from common.scheduling.sequence import SequenceKey
 from common.transfer.protocols import PageCopy
@@ -87,11 +87,14 @@ class Attempt:
     arrived: set[int] = field(default_factory=set)
     pulls: set[asyncio.Task[None]] = field(default_factory=set)
     first_pull_ns: int | None = None
+    entry: EntryId | None = None
+    """Its task, as far as the one who is bound has told."""
 
-    def bind(self, source: WorkerRecord) -> bool:
+    def bind(self, source: WorkerRecord, entry: EntryId | None = None) -> bool:
         """Bind to a prefill worker; False if another one was first. Idempotent."""
         if self.source is None:
             self.source = source
+            self.entry = entry
             self.renewed_at = self.clock()
             self.bound.set()
         return self.source.worker == source.worker and self.source.epoch == source.epoch

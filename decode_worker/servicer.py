@@ -6,13 +6,14 @@ Every handler is idempotent and answers at once; an outdated binding is `stale`,
 import grpc
 
 from common.errors import BrokerUnavailable
-from common.messages.ids import Epoch, Fingerprint, PlacementNumber, RequestId, WorkerId
+from common.messages.ids import EntryId, Epoch, Fingerprint, PlacementNumber, RequestId, WorkerId
 from common.messages.registry import WorkerRecord
 from common.runtime.peers import Peers
 from common.scheduling.emission import FailureCode
 from common.scheduling.sequence import SequenceKey
 from decode_worker.receiver import Receiver
 from decode_worker.reception import Attempt, Commit, Reception, TryLoss
+from decode_worker.retirements import Retirements
 from decode_worker.witness import Witness
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeServicer
@@ -22,9 +23,16 @@ class HandoverServicer(DecodeServicer):
     """Answers prefill workers from the receiver's state."""
 
     def __init__(
-        self, receiver: Receiver, peers: Peers, fingerprint: Fingerprint, lease_s: float, witness: Witness
+        self,
+        receiver: Receiver,
+        retirements: Retirements,
+        peers: Peers,
+        fingerprint: Fingerprint,
+        lease_s: float,
+        witness: Witness,
     ) -> None:
         self._receiver = receiver
+        self._retirements = retirements
         self._peers = peers
         self._fingerprint = fingerprint
         self._lease_s = lease_s
@@ -39,7 +47,10 @@ class HandoverServicer(DecodeServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         source = await self._source(WorkerId(request.worker), Epoch(request.epoch))
         reception, attempt = self._current(request.binding)
-        if reception is None or attempt is None or source is None or not attempt.bind(source):
+        entry = EntryId(request.entry) if request.HasField("entry") else None
+        if attempt is None and entry is not None:
+            self._retirements.add(entry)  # we may not know that we have published it: the reply of Redis was lost
+        if reception is None or attempt is None or source is None or not attempt.bind(source, entry):
             return pb.BindReply(verdict=self._refusal(reception))
         return pb.BindReply(
             verdict=pb.VERDICT_GO,

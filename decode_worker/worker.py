@@ -24,6 +24,7 @@ from decode_worker.intake import Intake, Limits
 from decode_worker.ledger import Ledger
 from decode_worker.receiver import Author, Receiver
 from decode_worker.releases import Leases, Releases
+from decode_worker.retirements import Retirements
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.servicer import HandoverServicer
 from decode_worker.witness import Witness
@@ -45,12 +46,15 @@ class DecodeWorker:
         mode = cast(TransferMode, settings.transfer)  # one of its choices
         self._puller = Puller(foundation.memory, settings.secret, host_id(), mode, self._witness.pulled)
         self._releases = Releases(edge.channels, foundation.epoch)
+        tasks = edge.broker.tasks(foundation.fingerprint)
+        self._retirements = Retirements(tasks)
         self._receiver = Receiver(
             Author(edge.worker, foundation.epoch),
-            edge.broker.tasks(foundation.fingerprint),
+            tasks,
             edge.peers,
             Fetcher(self._puller, foundation.memory.page),
             self._releases,
+            self._retirements,
             edge.submit,
             self._emitter,
             self._witness,
@@ -85,7 +89,12 @@ class DecodeWorker:
         edge = self._edge
         foundation = edge.foundation
         self._handover = HandoverServicer(
-            self._receiver, edge.peers, foundation.fingerprint, self._settings.lease_s, self._witness
+            self._receiver,
+            self._retirements,
+            edge.peers,
+            foundation.fingerprint,
+            self._settings.lease_s,
+            self._witness,
         )
         add_WorkerServicer_to_server(GatewayServicer(foundation.epoch, edge.feeds, self._intake), edge.server)
         add_DecodeServicer_to_server(self._handover, edge.server)
@@ -96,6 +105,7 @@ class DecodeWorker:
             edge.spawn(self._leave(signals), "leaving")
             edge.spawn(self._releases.run(), "releases")
             edge.spawn(self._leases.run(), "leases")
+            edge.spawn(self._retirements.run(), "retirements")
             code = await edge.serve(signals, lambda: not len(self._ledger))
             intake.cancel()
             await asyncio.gather(intake, return_exceptions=True)

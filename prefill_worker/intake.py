@@ -207,6 +207,7 @@ class Intake:
             worker=self._worker,
             epoch=self._epoch,
             fingerprint=self._fingerprint,
+            entry=delivery.entry,
         )
         stub = DecodeStub(self._channels.channel(author.address, author.epoch))
         try:

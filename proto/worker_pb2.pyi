@@ -396,11 +396,14 @@ class BindRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """the prefill worker"""
     epoch: _builtins.int
     """its epoch"""
     fingerprint: _builtins.str
+    entry: _builtins.str
+    """the claimed task: its author deletes it if the try is over"""
     @_builtins.property
     def binding(self) -> Global___Binding: ...
     def __init__(
@@ -410,12 +413,15 @@ class BindRequest(_message.Message):
         worker: _builtins.str = ...,
         epoch: _builtins.int = ...,
         fingerprint: _builtins.str = ...,
+        entry: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entry", b"_entry", "binding", b"binding", "entry", b"entry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "epoch", b"epoch", "fingerprint", b"fingerprint", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entry", b"_entry", "binding", b"binding", "entry", b"entry", "epoch", b"epoch", "fingerprint", b"fingerprint", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__entry: _TypeAlias = _typing.Literal["entry"]  # noqa: Y015
+    _WhichOneofArgType__entry: _TypeAlias = _typing.Literal["_entry", b"_entry"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entry) -> _WhichOneofReturnType__entry | None: ...
 
 Global___BindRequest: _TypeAlias = BindRequest  # noqa: Y015
 
