@@ -54,7 +54,8 @@ class Table:
         header = ["fault", "role", *stages, "median", "worst", "new request"]
         rows = [self._row(fault, role, stages) for fault, role in self._keys()]
         lines = _aligned([header, *rows])
-        lines += [f"n/a: {cell.fault} x {cell.role} x {cell.stage}: {cell.reason}" for cell in self.absent]
+        reasons = dict.fromkeys((cell.fault, cell.role, cell.reason) for cell in self.absent)
+        lines += [f"n/a: {fault} x {role}: {reason}" for fault, role, reason in reasons]
         lines += [
             f"target: {target.name}: {target.measured_s:.2f} s of {target.allowed_s:.2f} s" for target in self.targets
         ]
