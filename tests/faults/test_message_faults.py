@@ -26,7 +26,7 @@ from tests.support.fault_talk import Talk
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.redis,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.usefixtures("one_prefill_worker"),
 ]

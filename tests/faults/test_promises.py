@@ -17,7 +17,7 @@ from tests.support.polling import until
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.redis,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 

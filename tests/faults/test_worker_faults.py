@@ -11,7 +11,7 @@ from tests.support.fault_table import Table
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.redis,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 

@@ -35,7 +35,7 @@ from tests.support.redis_server import server_binaries
 PEER_HOST = "127.0.0.2"
 """Where proxies listen. Linux answers on all of 127.0.0.0/8; elsewhere the address must be added to the loopback."""
 
-START_S = 120.0
+START_S = 240.0
 REGISTRY_S = 15.0
 LOOK_S = 0.1
 REDIS = "redis"
