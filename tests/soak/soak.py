@@ -96,7 +96,7 @@ class Soak:
         try:
             await self._cluster.until_idle(IDLE_S)
         except AssertionError as error:
-            self._ledger.wrong("not idle", str(error))
+            self._ledger.wrong("not idle", str(error).splitlines()[0])  # what follows are ends of logs
 
     @asynccontextmanager
     async def _load(self) -> AsyncIterator[None]:

@@ -123,7 +123,7 @@ class Strikes:
         try:
             await self._cluster.until_ready(READY_S)
         except AssertionError as error:
-            self._ledger.wrong("not ready", str(error))
+            self._ledger.wrong("not ready", str(error).splitlines()[0])  # what follows are ends of logs
 
 
 class _Switch:

@@ -64,7 +64,7 @@ def test_growth_is_what_goes_on_after_the_first_quarter(
 ) -> None:
     parts = [number / 100 for number in range(101)]
     samples = [Sample(part * SHORTEST_LIFE_S, int(rss_mib(part) * MIB), num_files(part)) for part in parts]
-    life = Life("decode-0", 1, samples)
+    life = Life("decode-0", 1, samples=samples)
     assert life.is_long
     growth = life.growth()
     assert growth is None if grown is None else growth is not None and growth.startswith(grown)
