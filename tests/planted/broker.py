@@ -163,7 +163,7 @@ PLANTS = (
         file="common/broker/connection.py",
         text='_MENDABLE = ("NOGROUP", "UNBLOCKED")\n',
         replacement='_MENDABLE = ("UNBLOCKED",)\n',
-        tests=(f"{FAULTS}::TestRestart::test_b118_a_claimer_survives_the_loss_of_its_group",),
+        tests=(f"{TASKS}::TestTasks::test_nothing_comes_in_time",),
     ),
     Plant(
         name="card-stays-lost",

@@ -181,15 +181,15 @@ PLANTS = (
         file="decode_worker/intake.py",
         text="        self.close(current.key)\n        return True\n",
         replacement="        return True\n",
-        tests=(f"{JOBS}::test_a_higher_placement_supersedes",),
+        tests=("tests/integration/test_superseded_placements.py",),
     ),
     Plant(
         name="redelivered-task",
         rule="A task that is delivered twice is computed once.",
-        file="prefill_worker/intake.py",
-        text="        if self._holdings.get(key) is not None:\n            return\n",
-        replacement="",
-        tests=(f"{BINDINGS}::test_a_task_that_is_delivered_twice_is_computed_once",),
+        file="prefill_worker/holdings.py",
+        text=" or holding.key in self._held:\n",
+        replacement=":\n",
+        tests=(f"{HOLDINGS}::test_a_binding_is_held_once",),
     ),
     Plant(
         name="release-overtakes-bind",
@@ -310,7 +310,6 @@ PLANTS = (
         replacement="            elif False:\n",
         tests=(
             f"{LEASES}::test_what_is_not_held_is_lost_at_once",
-            MACHINE,
             f"{FAULTS}::test_a_binding_that_is_not_held_any_more_is_tried_again_at_once",
         ),
     ),

@@ -5,7 +5,7 @@ The model is the content of the prefill worker's pages. Whatever a pull accepts 
 however long ago the pages were let go. A lease never ends at the prefill worker while its decode worker still counts on
 it, what nobody counts on is let go within a lease, and in the end every page is free.
 
-Kills the planted bugs GEN_LATE, grantor-first, lease-unreaped and unknown-binding.
+Kills the planted bugs GEN_LATE, grantor-first and lease-unreaped.
 """
 
 import asyncio
