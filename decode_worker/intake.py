@@ -5,7 +5,6 @@ failed, late, handed back or cancelled. Every way out goes through `close`. A wo
 reads, and what it has not begun to compute.
 """
 
-import asyncio
 import itertools
 import logging
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from common.broker.backoff import Retry
 from common.broker.protocols import JobQueue, QueuedJob
 from common.errors import BrokerUnavailable, MalformedRecord
 from common.messages.codec import unpack_ids
@@ -26,7 +26,6 @@ from decode_worker.timer import Timer
 logger = logging.getLogger(__name__)
 
 READ_BLOCK_S = 1.0
-RETRY_S = 0.5
 PROMPT_TIMEOUT_S = 5.0
 """A gateway that does not send the promised prompt in this time has given the placement up, or lost the way."""
 
@@ -73,12 +72,14 @@ class Intake:
 
     async def run(self, worker: WorkerId, epoch: Epoch) -> None:
         """Read and accept jobs until cancelled."""
+        retry = Retry()
         while True:
             try:
                 await self._read(worker, epoch, READ_BLOCK_S)
+                retry.succeed()
             except BrokerUnavailable as error:
                 logger.warning("cannot read jobs: %s", error)
-                await asyncio.sleep(RETRY_S)
+                await retry.pause()
 
     def leave(self) -> None:
         """Begin to leave: what is not computed yet is handed back at once, and so is what still comes."""

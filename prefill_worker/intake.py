@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from common.broker.backoff import Retry
 from common.broker.protocols import Delivery, TaskQueue
 from common.errors import BrokerUnavailable, MalformedRecord, PeerError
 from common.messages.codec import unpack_ids
@@ -33,7 +34,6 @@ from proto.worker_pb2_grpc import DecodeStub
 logger = logging.getLogger(__name__)
 
 CLAIM_BLOCK_S = 1.0
-RETRY_S = 0.5
 BIND_TIMEOUT_S = 2.0
 BIND_USUAL_S = 0.1
 """An author that has not answered by then is late, for all that is asked of it: others are asked meanwhile. (An answer
@@ -84,6 +84,7 @@ class Intake:
         self._asked: dict[EntryId, tuple[Epoch, float]] = {}
         """Claimed tasks that are not bound yet: who is asked, and since when."""
         self._is_claiming = False
+        self._retry = Retry()
 
     @property
     def is_at_rest(self) -> bool:
@@ -172,10 +173,11 @@ class Intake:
             delivery = await self._tasks.claim(self._worker, self._epoch, CLAIM_BLOCK_S)
         except BrokerUnavailable as error:
             logger.warning("cannot claim prefill tasks: %s", error)
-            await asyncio.sleep(RETRY_S)
+            await self._retry.pause()
             return None
         finally:
             self._is_claiming = False
+        self._retry.succeed()
         if delivery is not None:
             self._claims[delivery.entry] = (self._clock(), delivery)
         return delivery

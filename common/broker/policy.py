@@ -21,7 +21,7 @@ class BrokerPolicy:
     max_waiting: int = 1024
     retry_after_s: float = 1.0
     """What a request refused for a full waiting set is told."""
-    max_deliveries: int = 4
+    max_deliveries: int = 3
     """A prefill task taken over more often than that kills its workers: it is dropped."""
     max_notices: int = 1000
     """What gateways tell each other is kept about so long: they read within milliseconds."""

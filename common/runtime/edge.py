@@ -133,7 +133,14 @@ class WorkerEdge(Generic[CommandT, EventT]):
             transfer=endpoint,
             metrics_address=f"{settings.reachable_host}:{metrics_port}",
         )
-        self._heart = Heart(self.broker.registry, record, foundation.card, self._worker_load, self.clock)
+        self._heart = Heart(
+            self.broker.registry,
+            record,
+            foundation.card,
+            self._worker_load,
+            self.clock,
+            self.metrics.broker_reconnects.inc,
+        )
         self.spawn(self.clock.run(), "clock")
         self.spawn(self._heart.run(), "heart")
         self.spawn(self.peers.watch(), "peers")

@@ -19,7 +19,10 @@ CARD_INTERVAL_S = 30.0
 
 
 class Heart:
-    """Beats for one worker until stopped; `touch` makes it beat soon."""
+    """Beats for one worker until stopped; `touch` makes it beat soon.
+
+    `on_found_again` is called when Redis answers after it had not.
+    """
 
     def __init__(
         self,
@@ -28,12 +31,14 @@ class Heart:
         card: ModelCard | None,
         load: Callable[[], WorkerLoad],
         clock: AwakeClock,
+        on_found_again: Callable[[], None],
     ) -> None:
         self._registry = registry
         self._record = record
         self._card = card
         self._load = load
         self._clock = clock
+        self._on_found_again = on_found_again
         self._changed = asyncio.Event()
         self._card_age_s = CARD_INTERVAL_S
         self._is_failing = False
@@ -56,7 +61,9 @@ class Heart:
             await self._registry.beat(self._record, self._load())
             await self._publish_card()
             self.is_connected = True
-            self._is_failing = False
+            if self._is_failing:
+                self._is_failing = False
+                self._on_found_again()
         except BrokerUnavailable as error:
             if self._clock.is_standing:  # it is us who did not listen: the answer came in time for all we know
                 self.touch()

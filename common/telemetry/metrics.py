@@ -152,6 +152,9 @@ class WorkerMetrics:
         self.stale_messages = Counter(
             "tandem_stale_messages", "Messages of superseded placements or tries", registry=registry
         )
+        self.broker_reconnects = Counter(
+            "tandem_broker_reconnects", "Times that Redis was found again", registry=registry
+        )
         self.bindings = Gauge("tandem_bindings", "Hand-overs under way", registry=registry)
         self.blocks_quarantined = Gauge(
             "tandem_kv_blocks_quarantined", "Blocks that only a running copy still owns", registry=registry

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-import decode_worker.intake
-import prefill_worker.intake
 from common.errors import BrokerUnavailable
 from tests.support.broker_records import FINGERPRINT
 from tests.support.feed_client import make_job
@@ -20,8 +18,6 @@ NUM_FAILURES = 5
 
 @pytest.fixture
 async def fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabric]:
-    for module in (decode_worker.intake, prefill_worker.intake):
-        monkeypatch.setattr(module, "RETRY_S", 0.01)
     async with running_fabric(monkeypatch) as fabric:
         yield fabric
 

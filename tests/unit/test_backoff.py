@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from common.broker.backoff import backoff
+from common.broker.backoff import Retry, backoff
 
 
 def test_delays_double_up_to_the_longest() -> None:
@@ -15,3 +15,20 @@ def test_delays_double_up_to_the_longest() -> None:
 def test_delays_are_spread_over_the_upper_half() -> None:
     assert next(backoff(lambda: 0.0, first_s=1.0)) == 0.5
     assert next(backoff(lambda: 0.999, first_s=1.0)) == pytest.approx(1.0, abs=0.001)
+
+
+async def test_a_loop_waits_longer_from_failure_to_failure_and_shortly_after_a_success(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        slept.append(delay_s)
+
+    monkeypatch.setattr("common.broker.backoff.asyncio.sleep", sleep)
+    retry = Retry(lambda: 0.0)
+    for _ in range(3):
+        await retry.pause()
+    retry.succeed()
+    await retry.pause()
+    assert slept == [0.025, 0.05, 0.1, 0.025]

@@ -27,10 +27,14 @@ class Patient:
         self.num_cards = 0
         self.now_s = 0.0
         self.clock = AwakeClock(tick_s=1.0, tolerance_s=1.0, settle_s=1.0, clock=lambda: self.now_s)
-        self.heart = Heart(self, worker_record(), make_card(), self._load, self.clock)  # type: ignore[arg-type]  # what a heart needs of it
+        self.num_returns = 0
+        self.heart = Heart(self, worker_record(), make_card(), self._load, self.clock, self._note_return)  # type: ignore[arg-type]  # what a heart needs of it
 
     def _load(self) -> WorkerLoad:
         return worker_load(self.num_free)
+
+    def _note_return(self) -> None:
+        self.num_returns += 1
 
     async def beat(self, record: WorkerRecord, load: WorkerLoad) -> None:
         self._check()
@@ -111,6 +115,7 @@ async def test_redis_away_is_told_once_and_healed(patient: Patient, caplog: pyte
     await patient.heart.beat()
     assert patient.heart.is_connected
     assert patient.num_cards == 2  # Redis may have lost everything
+    assert patient.num_returns == 1
 
 
 async def test_redis_away_at_the_start_is_told_too(patient: Patient, caplog: pytest.LogCaptureFixture) -> None:
