@@ -104,10 +104,10 @@ async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
     neighbours = await stager.bystanders("gateway-0")
     poison = Ask(cluster.url(), completion(31, 100, max_tokens=50, temperature=0, stream=True))
     is_about = about(cluster, poison)
-    killed: list[str] = []
+    killed: set[int] = set()  # processes: what one has sent before its death may come in several frames
 
     def kill(message: Message) -> None:
-        killed.append(message.link)
+        killed.add(cluster.processes[message.link].pid)
         cluster.processes[message.link].kill()
 
     cluster.rules.add(Before(said_by_decode(Stage.DECODING, is_about, b"").next_one, kill))
