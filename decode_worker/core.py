@@ -92,13 +92,20 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Displaced:
+    """The sequence waits or is received where a suspect will run alone; its edge gives it back."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
 class Unstarted:
     """The sequence has not begun to run here; its edge hands it back."""
 
     key: SequenceKey
 
 
-Event = Reserved | Refused | Unstarted | Emission
+Event = Reserved | Refused | Displaced | Unstarted | Emission
 
 
 class DecodeCore:
@@ -133,6 +140,7 @@ class DecodeCore:
                 return self._activate(command)
             case FallBack(key, alone):
                 self._scheduler.fall_back(key, alone=alone)
+                return self._displaced_by(key) if alone else ()
             case Cancel(key):
                 self._scheduler.cancel(key)
             case LetGo(key):
@@ -189,7 +197,10 @@ class DecodeCore:
             self._scheduler.add(sequence, Intake.REMOTE if is_remote else Intake.LOCAL)
         except DoesNotFit as error:
             return (Refused(sequence.key, str(error)),)
-        return ()
+        return self._displaced_by(sequence.key) if sequence.runs_alone else ()
+
+    def _displaced_by(self, suspect: SequenceKey) -> Iterable[Event]:
+        return [Displaced(key) for key in self._scheduler.displaced_by(suspect)]
 
     def _num_uncached(self, sequence: Sequence) -> int:
         hit = self._prefix.match(sequence.token_ids, sequence.hash_chain, sequence.num_tokens - 1)

@@ -137,6 +137,11 @@ class Intake:
         self._emitter.failed(live, "worker_draining", "the worker is leaving", is_retryable=True)
         self.close(live.key)
 
+    def displace(self, live: Live) -> None:
+        """Give a placement back that must not be here when a suspect ends this process. Of two suspects one goes."""
+        self._emitter.failed(live, "displaced", "another request has to run alone here", is_retryable=True)
+        self.close(live.key)
+
     def close(self, key: SequenceKey) -> None:
         """Release all that a placement holds here, whatever its state; idempotent."""
         self._ledger.close(key)
@@ -188,6 +193,9 @@ class Intake:
         self.close(live.key)
 
     def _start(self, live: Live, prompt: bytes) -> None:
+        if self._ledger.has_suspect_beside(live):
+            self.displace(live)
+            return
         job = live.job
         try:
             ids = unpack_ids(prompt)

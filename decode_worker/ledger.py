@@ -26,7 +26,7 @@ class Live:
 
     `prefilling_ns` is the time since when its prompt is computed here, None while that is or was done elsewhere;
     `decoding_ns` the time of its first token. It ends with `finish`, or with the code `failure`: cancelled unless told
-    otherwise.
+    otherwise. Over a suspect processes have died: it is computed beside nobody.
     """
 
     job: Job
@@ -38,6 +38,7 @@ class Live:
     num_cached: int = 0
     finish: FinishReason | None = None
     failure: str = CANCELLED
+    is_suspect: bool = False
     prompt_timer: Timer | None = None
     deadline_timer: Timer | None = None
 
@@ -65,7 +66,7 @@ class Ledger:
 
     def open(self, job: Job) -> Live:
         """Start a placement; the caller has closed older ones."""
-        live = self._live[job.request] = Live(job)
+        live = self._live[job.request] = Live(job, is_suspect=job.runs_alone)
         return live
 
     def find(self, request: RequestId) -> Live | None:
@@ -93,6 +94,10 @@ class Ledger:
     def of_gateway(self, gateway: GatewayId) -> list[Live]:
         """Return the placements of one gateway."""
         return [live for live in self._live.values() if live.job.gateway == gateway]
+
+    def has_suspect_beside(self, live: Live) -> bool:
+        """Whether another placement here has to be computed alone."""
+        return any(other.is_suspect for other in self._live.values() if other is not live)
 
     def all(self) -> list[Live]:
         """Return every live placement."""

@@ -35,8 +35,8 @@ from proto import worker_pb2 as pb
 logger = logging.getLogger(__name__)
 
 MAX_TRIES = 2
-SUSPICIOUS_FAILURES = 2
-"""Prefill workers lost over one placement after which its prompt is computed beside nobody."""
+SUSPICIOUS_DEATHS = 2
+"""Processes lost over one request after which it is computed beside nobody."""
 
 BIND_TIMEOUT_S = 5.0
 """A task nobody has bound in this time is published again: it may be lost, or its claimer stuck."""
@@ -89,6 +89,7 @@ class Receiver:
         """Start to receive a sequence (packed `ids`) whose pages are reserved."""
         stop_ids = frozenset(live.job.sampling.stop_ids)
         reception = Reception(reserved.key, ids, stop_ids, reserved.first_block, reserved.block_ids, self._clock)
+        reception.num_deaths = live.job.num_deaths
         self._receptions[reserved.key] = reception
         task = asyncio.create_task(self._receive(reception, live, len(ids) // 4), name=f"receive-{live.key}")
         reception.task = task
@@ -145,7 +146,8 @@ class Receiver:
             commit = None
         if commit is None:
             self._witness.fell_back(live)
-            self._submit(FallBack(reception.key, alone=reception.num_failures >= SUSPICIOUS_FAILURES))
+            live.is_suspect = reception.num_deaths >= SUSPICIOUS_DEATHS
+            self._submit(FallBack(reception.key, alone=live.is_suspect))
         else:
             self._submit(Activate(reception.key, commit.token, commit.num_cached))
 
@@ -165,8 +167,10 @@ class Receiver:
             except AttemptLost as lost:
                 logger.warning("prefill try %d lost (%s): %s", number, lost.loss, lost)
                 if lost.loss.is_failure:
-                    reception.num_failures += 1
+                    reception.num_deaths += 1
                     self._emitter.try_lost(live, lost.loss)
+                    if reception.num_deaths >= SUSPICIOUS_DEATHS:
+                        return None
             except BrokerUnavailable as error:
                 logger.warning("prefill try %d lost: %s", number, error)
         return None

@@ -136,8 +136,8 @@ class Attempt:
 class Reception:
     """One sequence being received into `block_ids`, the first of which is block `first_block` of the sequence.
 
-    `clock` measures the leases of its attempts, in seconds. `num_failures` counts its lost tries for which the request
-    may be the cause.
+    `clock` measures the leases of its attempts, in seconds. `num_deaths` counts the processes that were lost over
+    its request, those over earlier placements included.
     """
 
     key: SequenceKey
@@ -148,7 +148,7 @@ class Reception:
     clock: Callable[[], float] = time.monotonic
     attempt: Attempt | None = None
     task: asyncio.Task[None] | None = None
-    num_failures: int = 0
+    num_deaths: int = 0
 
     def begin(self, number: TryNumber) -> Attempt:
         """Start the next try."""

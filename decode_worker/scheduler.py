@@ -139,6 +139,17 @@ class DecodeScheduler:
         queued = (*self._queues[_State.WAITING], *self._queues[_State.RESERVED])
         return [ticket.sequence.key for ticket in sorted(queued, key=_age) if not ticket.sequence.num_preemptions]
 
+    def displaced_by(self, suspect: SequenceKey) -> list[SequenceKey]:
+        """Return those that must not wait for the end of a suspect, which may take the process with it, oldest first.
+
+        They do not run now: those that do go on, and the suspect waits for them. If another one that runs alone is here
+        already, it is the suspect itself that goes.
+        """
+        others = [ticket for key, ticket in self._tickets.items() if key != suspect]
+        if any(other.sequence.runs_alone for other in others):
+            return [suspect]
+        return [other.sequence.key for other in sorted(others, key=_age) if other.state is not _State.RUNNING]
+
     def add(self, sequence: Sequence, wants: Intake = Intake.LOCAL) -> None:
         """Queue a new sequence by its age; it has no pages yet and at least one token left to generate.
 

@@ -17,7 +17,7 @@ from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, TransferMode
-from decode_worker.core import Command, DecodeCore, Event, LetGo, Refused, Reserved, Unstarted
+from decode_worker.core import Command, DecodeCore, Displaced, Event, LetGo, Refused, Reserved, Unstarted
 from decode_worker.emitter import Emitter
 from decode_worker.fetcher import Fetcher
 from decode_worker.intake import Intake, Limits
@@ -158,6 +158,10 @@ class DecodeWorker:
                     self._receiver.begin(live, live.ids, event)
                 else:  # cancelled meanwhile: nobody receives into the lent pages
                     self._edge.submit(LetGo(key))
+            case Displaced(key):
+                live = self._ledger.get(key)
+                if live is not None:
+                    self._intake.displace(live)
             case Unstarted(key):
                 live = self._ledger.get(key)
                 if live is not None:

@@ -13,6 +13,8 @@ class LossReason(enum.StrEnum):
     """Its worker's engine makes no progress."""
     DRAINED = "drained"
     """Its worker is leaving."""
+    DISPLACED = "displaced"
+    """Its worker computes a request that runs alone."""
     FAILED = "failed"
     """Its worker could not go on with it."""
     REFUSED = "refused"
@@ -26,8 +28,8 @@ class PlacementLost:
     """The current placement cannot go on; another one may.
 
     `is_failure`: it uses up the request's failure budget. That is for what a request may have caused, so that one which
-    ends its workers cannot go on doing so; a worker that leaves, an emptied Redis or a pause of this very process are
-    nobody's failure.
+    ends its workers cannot go on doing so. A worker that leaves or makes room for a suspect, an emptied Redis, or a
+    pause of this very process are nobody's failure.
     """
 
     reason: LossReason

@@ -138,7 +138,7 @@ class Placer:
         workers = self._roster.decode_workers(model)
         if named is not None:  # doubted or not: that is what it is sent for
             workers = [state for state in self._roster.open_workers(model) if state.record.worker == named]
-        staying = [state for state in workers if source_of(state) not in stream.leaving]
+        staying = [state for state in workers if source_of(state) not in stream.avoided]
         akin = _akin(stream, staying)
         return [Candidate(state.record.worker, state.record.epoch) for state in akin[:MAX_CANDIDATES]]
 
@@ -171,6 +171,7 @@ class Placer:
             tracestate=request.tracestate,
             time_left_s=None if stream.deadline_s is None else max(0.0, stream.deadline_s - self._clock()),
             runs_alone=stream.is_suspect,
+            num_deaths=stream.num_deaths,
         )
 
 

@@ -19,8 +19,8 @@ from gateway.losses import LossReason, PlacementLost
 from gateway.spans import QueueSpan
 from proto import worker_pb2 as pb
 
-DRAINING = "worker_draining"
-"""The code with which a worker that leaves gives a placement back."""
+_BLAMELESS = {"worker_draining": LossReason.DRAINED, "displaced": LossReason.DISPLACED}
+"""Codes of workers that give a placement back for reasons that have nothing to do with it."""
 
 SUSPECT_DEATHS = 2
 """A request that was there when so many workers died or stalled may be the cause: it runs alone from then on, so that
@@ -64,13 +64,17 @@ class Stream:
         """The worker in whose stream the job was put, if one had room."""
         self.leaving: set[Source] = set()
         """Workers that gave a placement back because they drain: they do not come back."""
+        self.displacer: Source | None = None
+        """The worker that gave the placement before back for a request that runs alone: it has no room at once."""
         self.fingerprint: Fingerprint | None = request.fingerprint
         """The version of the model that answers: one alone, as another would go on with other tokens. None: any."""
         self.shown: list[int] = []
         """Every token taken, by the client's reader or waiting for it."""
         self.is_over = False
         self._max_failures = max_failures
-        self._num_deaths = 0
+        self.num_deaths = 0
+        """Workers of both roles that died or stalled over the request."""
+        self._num_unaccepted_deaths = 0
         self._may_have_killed = False
         self._chains = array("Q", [EMPTY_CHAIN])
         self._num_read = 0
@@ -130,7 +134,12 @@ class Stream:
     @property
     def is_suspect(self) -> bool:
         """Whether workers died over this request so often that it must run alone."""
-        return self._num_deaths >= SUSPECT_DEATHS
+        return self.num_deaths >= SUSPECT_DEATHS
+
+    @property
+    def avoided(self) -> set[Source]:
+        """Workers that the current placement must not go to."""
+        return self.leaving if self.displacer is None else {*self.leaving, self.displacer}
 
     @property
     def num_own_tokens(self) -> int:
@@ -170,9 +179,11 @@ class Stream:
         """Take the loss of the current placement into account; raises `WorkerLost` if it was one failure too many."""
         if loss.reason is LossReason.DRAINED and self.source is not None:
             self.leaving.add(self.source)
-        if loss.is_failure:
-            is_death = loss.reason in (LossReason.LOST, LossReason.STALLED) and self.source is not None
-            self._fail(loss.text, is_death=is_death)
+        self.displacer = self.source if loss.reason is LossReason.DISPLACED else None
+        if loss.is_failure and self.source is None:
+            self._fail_unaccepted(loss.text)
+        elif loss.is_failure:
+            self._fail(loss.text, is_death=loss.reason in (LossReason.LOST, LossReason.STALLED))
         self.raise_if_ended()
 
     def end(self, error: GenerationFailed) -> None:
@@ -264,8 +275,8 @@ class Stream:
         self._conclude(self._end(FinishReason(finished.reason)))
 
     def _take_failed(self, failed: pb.Failed) -> None:
-        if failed.code == DRAINING:
-            self._conclude(PlacementLost(LossReason.DRAINED, failed.message, is_failure=False))
+        if failed.code in _BLAMELESS:
+            self._conclude(PlacementLost(_BLAMELESS[failed.code], failed.message, is_failure=False))
         elif failed.is_retryable:
             self._conclude(PlacementLost(LossReason.FAILED, failed.message))
         else:
@@ -274,9 +285,19 @@ class Stream:
     def _fail(self, reason: str, *, is_death: bool) -> None:
         """Use up one failure; the last one ends the request."""
         self.num_failures += 1
-        self._num_deaths += is_death
+        self.num_deaths += is_death
         if self.num_failures >= self._max_failures:
             self.end(WorkerLost(f"the request failed {self.num_failures} times, last because {reason}"))
+
+    def _fail_unaccepted(self, reason: str) -> None:
+        """A worker died that may have had the request without having said so.
+
+        It has most likely stood unread in a queue while another request ended that worker: its budget stays as it is,
+        and a whole queue of suspects would have to take turns. Still it may be the cause, so many of these end it, too.
+        """
+        self._num_unaccepted_deaths += 1
+        if self._num_unaccepted_deaths >= self._max_failures:
+            self.end(WorkerLost(f"{self._num_unaccepted_deaths} workers were lost over the request, last: {reason}"))
 
     def _show(self, tokens: pb.Tokens, new: list[int]) -> None:
         if isinstance(self._ending, EndOfStream):  # an early copy may come late

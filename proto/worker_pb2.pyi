@@ -286,7 +286,8 @@ class Failed(_message.Message):
     IS_RETRYABLE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
     code: _builtins.str
-    """Retryable: "stale", "preempted", "worker_draining" (the last is nobody's failure and leaves the budget alone).
+    """Retryable: "stale", "preempted", "worker_draining" and "displaced" by a request that runs alone (these
+    two are nobody's failure and leave the budget alone).
     Final: "invalid_request", "too_long", "invalid_logits", "deadline_exceeded".
     """
     is_retryable: _builtins.bool

@@ -17,7 +17,8 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     sampled again. `num_prompt_tokens` counts the prompt alone.
 
     `time_left_s` is what was left until the request's deadline when it was placed, None without one: durations travel,
-    not clock times. `runs_alone`: it was there when processes died, so it is computed beside nobody else.
+    not clock times. `num_deaths` counts the processes that died or stalled over the request so far; one that
+    `runs_alone` saw so many that it is computed beside nobody else.
     """
 
     request: RequestId
@@ -33,6 +34,7 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     tracestate: str = ""
     time_left_s: float | None = None
     runs_alone: bool = False
+    num_deaths: int = 0
 
     @property
     def num_shown_tokens(self) -> int:

@@ -26,9 +26,9 @@ STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500
 FINISHED_REASONS = frozenset({"stop", "length", "abort", "error"})
 HANDOVER_OUTCOMES = frozenset({"remote", "local", "retry", "lease_expired"})
 PLACEMENT_KINDS = frozenset({"first", "again"})
-FAILOVER_REASONS = frozenset({"lost", "stalled", "drained", "failed", "refused", "unaccepted"})
-"""Why a placement was given up: its worker was gone, made no progress or was leaving; it said so itself; its tokens did
-not continue what was shown; nobody took it in."""
+FAILOVER_REASONS = frozenset({"lost", "stalled", "drained", "displaced", "failed", "refused", "unaccepted"})
+"""Why a placement was given up: its worker was gone, made no progress or was leaving; it made room for a request that
+runs alone; it said so itself; its tokens did not continue what was shown; nobody took it in."""
 TRANSPORTS = frozenset({"shm", "tcp", "memory"})
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped; spares a second series per counter

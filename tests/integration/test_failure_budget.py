@@ -18,6 +18,7 @@ from tests.support.dispatch_scenes import make_request, start_waiting, until_wai
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL
 
+DISPLACED = pb.Failed(message="another one runs alone", code="displaced", is_retryable=True)
 DRAINING = pb.Failed(message="it drains", code="worker_draining", is_retryable=True)
 PREEMPTED = pb.Failed(message="no pages", code="preempted", is_retryable=True)
 
@@ -150,8 +151,21 @@ class TestBudget:
             victim = await gateway.add_worker(f"victim-{placement}", placement)
             assert (await job_of(victim)).placement == placement
             await victim.stop()
-        with pytest.raises(WorkerLost, match="3 times"):
+        with pytest.raises(WorkerLost, match="3 workers"):
             await running
+
+    async def test_whoever_is_displaced_by_a_suspect_goes_elsewhere_at_no_cost(self, gateway: DispatchHarness) -> None:
+        running = await start_waiting(gateway)
+        worker = await gateway.add_worker("decode-0", 1)
+        for placement in range(1, MAX_FAILURES + 2):
+            job = await job_of(worker)
+            assert (job.placement, job.num_deaths) == (placement, 0)
+            worker.send(job, failed=DISPLACED)
+            await until_waiting(gateway, placement + 1)  # not given to the displacer at once
+            await worker.beat()
+        answer(worker, await job_of(worker), [9])
+        assert ids_of(await running) == [9]
+        assert gateway.count("failovers", reason="displaced") == MAX_FAILURES + 1
 
     async def test_another_worker_s_death_costs_a_waiting_request_nothing(self, gateway: DispatchHarness) -> None:
         running = await start_waiting(gateway)

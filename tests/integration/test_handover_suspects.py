@@ -114,11 +114,53 @@ async def test_a_suspect_is_not_shared_with_a_prefill_worker(fabric: Fabric, pre
     await client.place(msgspec.structs.replace(make_job("r", PROMPT), runs_alone=True), decode.record)
     await until(lambda: decode.valve.is_holding, "it is computed here")
     assert await fabric.num_tasks() == 0
+
+    async def is_closed() -> bool:
+        return not (await load(fabric, decode)).is_open
+
+    decode.valve.let(1)
+    await until(is_closed, "nobody else is placed here")
     await client.place(make_job("next", OTHER), decode.record)  # waits for a worker that takes new work
     decode.valve.open()
     assert await client.answer("r") == Answer(TOKENS, "length")
     await serve(decode, prefill, OTHER)
     assert (await client.answer("next")).tokens == answer(OTHER, 5)
+    await fabric.until_idle()
+
+
+async def test_whoever_waits_beside_a_suspect_is_given_back(fabric: Fabric, prefill: ScriptedPrefill) -> None:
+    """It must not be there when the suspect ends the process: those that run go on, the suspect waits for them."""
+    decode, client = await start(fabric, prefill)
+    decode.valve.close()
+    await client.place(make_job("running", OTHER, max_tokens=60), decode.record)
+    await serve(decode, prefill, OTHER)
+    await until(lambda: decode.valve.is_holding, "one decodes")
+    await client.place(make_job("received", PROMPT), decode.record)
+    await client.place(make_job("awaited", PROMPT, has_prompt=False), decode.record)
+    await until(lambda: client.kinds("awaited") == ["accepted"], "its prompt is awaited")
+    decode.valve.let(2)
+    await bound(decode, prefill)
+    await client.place(msgspec.structs.replace(make_job("suspect", PROMPT), runs_alone=True), decode.record)
+    await client.place(msgspec.structs.replace(make_job("second", PROMPT), runs_alone=True), decode.record)
+    await client.place(make_job("late", PROMPT), decode.record)
+    await until(lambda: client.kinds("suspect") == ["accepted"], "the suspect is here")
+    assert await client.send_prompt(decode.record, "awaited", PROMPT)
+    decode.valve.let(1)
+    for request in ("received", "awaited", "second", "late"):
+        assert (await client.answer(request)).reason == "displaced"
+    decode.valve.open()
+    assert (await client.answer("running")).tokens == answer(OTHER, 60)
+    assert await client.answer("suspect") == Answer(TOKENS, "length")
+    await fabric.until_idle()
+
+
+async def test_deaths_of_earlier_placements_and_lost_tries_add_up(fabric: Fabric, prefill: ScriptedPrefill) -> None:
+    decode, client = await start(fabric, prefill)
+    await client.place(msgspec.structs.replace(make_job("r", PROMPT), num_deaths=1), decode.record)
+    task = await bound(decode, prefill)
+    await prefill.commit(decode.record, binding_of(task), failure="invalid_logits")
+    assert await client.answer("r") == Answer(TOKENS, "length")
+    assert decode.edge.tallies().num_tries == 1, "there is no second try"
     await fabric.until_idle()
 
 

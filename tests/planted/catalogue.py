@@ -1,9 +1,10 @@
 """All planted bugs."""
 
-from tests.planted import broker, cache, duress, gateway, handover, scheduling, transfer
+from tests.planted import broker, cache, duress, gateway, handover, identities, scheduling, transfer
 
 PLANTS = (
     *handover.PLANTS,
+    *identities.PLANTS,
     *cache.PLANTS,
     *transfer.PLANTS,
     *scheduling.PLANTS,

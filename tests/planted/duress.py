@@ -49,9 +49,30 @@ PLANTS = (
         name="drain-is-failure",
         rule="A worker that drains uses up no failure of its requests.",
         file="gateway/streams.py",
-        text="PlacementLost(LossReason.DRAINED, failed.message, is_failure=False)",
-        replacement="PlacementLost(LossReason.DRAINED, failed.message)",
-        tests=(f"{BUDGET}::TestBudget::test_draining_workers_use_up_nothing",),
+        text="PlacementLost(_BLAMELESS[failed.code], failed.message, is_failure=False)",
+        replacement="PlacementLost(_BLAMELESS[failed.code], failed.message)",
+        tests=(
+            f"{BUDGET}::TestBudget::test_draining_workers_use_up_nothing",
+            f"{BUDGET}::TestBudget::test_whoever_is_displaced_by_a_suspect_goes_elsewhere_at_no_cost",
+        ),
+    ),
+    Plant(
+        name="COUNT_UNACCEPTED",
+        rule="A job that its worker has not accepted when it dies costs no failure.",
+        file="gateway/streams.py",
+        text="        if loss.is_failure and self.source is None:\n",
+        replacement="        if not loss.text:\n",
+        tests=(
+            "tests/unit/test_streams.py::test_a_worker_that_died_before_it_accepted_costs_nothing_until_it_is_the_third",
+        ),
+    ),
+    Plant(
+        name="displaced-comes-back",
+        rule="Who was displaced by a suspect is not given to the same worker at once.",
+        file="gateway/streams.py",
+        text="        return self.leaving if self.displacer is None else {*self.leaving, self.displacer}",
+        replacement="        return self.leaving",
+        tests=(f"{BUDGET}::TestBudget::test_whoever_is_displaced_by_a_suspect_goes_elsewhere_at_no_cost",),
     ),
     Plant(
         name="emptied-redis-is-failure",

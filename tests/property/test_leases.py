@@ -10,7 +10,7 @@ Kills the planted bugs GEN_LATE, grantor-first and lease-unreaped.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,6 +33,7 @@ from prefill_worker.core import Command, Release
 from prefill_worker.holdings import Holding, Holdings, Outcome
 from prefill_worker.servicer import LeaseServicer
 from tests.support.broker_records import make_task, worker_record
+from tests.support.lossy_link import Link
 from tests.support.virtual_time import VirtualLoop
 
 LEASE_S = 6.0
@@ -47,51 +48,6 @@ LATEST_S = LEASE_S + REAP_S + 2 * MAX_DELAY_S + BIND_S
 """After this time both sides agree again."""
 
 durations = st.sampled_from([0.1, 1.0, 3.0, 7.0, 13.0])
-
-Handler = Callable[[Any], Awaitable[Any]]
-
-
-@dataclass
-class Link:
-    """Carries calls. `loss` is the chance that a message is lost, `refusal` that a call fails at once, `repeats` that
-    it arrives twice; `delay_s` is how late a message comes at most."""
-
-    dice: random.Random
-    loss: float = 0.0
-    refusal: float = 0.0
-    delay_s: float = 0.01
-    repeats: float = 0.0
-    under_way: set[asyncio.Task[Any]] = field(default_factory=set)
-
-    async def call(self, handler: Handler, request: Any, timeout: float) -> Any:
-        """Return the answer, or raise as gRPC does; the request may arrive although its answer does not."""
-        if self.dice.random() < self.refusal:
-            raise _failure(grpc.StatusCode.UNAVAILABLE)
-        answering = [self._spawn(self._deliver(handler, request))]
-        if self.dice.random() < self.repeats:
-            answering.append(self._spawn(self._deliver(handler, request)))
-        try:
-            async with asyncio.timeout(timeout):
-                answer = await asyncio.shield(answering[0])
-        except TimeoutError:
-            raise _failure(grpc.StatusCode.DEADLINE_EXCEEDED) from None
-        return answer
-
-    async def _deliver(self, handler: Handler, request: Any) -> Any:
-        await self._travel()
-        answer = await handler(request)
-        await self._travel()
-        return answer
-
-    async def _travel(self) -> None:
-        if self.dice.random() < self.loss:
-            await asyncio.Event().wait()
-        await asyncio.sleep(self.dice.uniform(0, self.delay_s))
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self.under_way.add(task)
-        return task
 
 
 class Grantor:
@@ -394,10 +350,6 @@ class LeaseMachine(RuleBasedStateMachine):
         while True:
             await asyncio.sleep(REAP_S)
             self.grantor.holdings.reap()
-
-
-def _failure(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
 
 
 TestLeases = LeaseMachine.TestCase

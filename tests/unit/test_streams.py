@@ -299,7 +299,7 @@ async def test_failures_and_deaths_are_told_apart() -> None:
         stream.raise_if_ended()
 
 
-async def test_a_worker_that_died_before_it_accepted_is_a_failure_without_suspicion() -> None:
+async def test_a_worker_that_died_before_it_accepted_costs_nothing_until_it_is_the_third() -> None:
     """A job that nobody had read cannot have killed anybody, and a queue of suspects would take turns."""
     stream = make_stream()
     for _ in range(2):
@@ -308,4 +308,8 @@ async def test_a_worker_that_died_before_it_accepted_is_a_failure_without_suspic
         assert await drain(stream, 1) == [GONE]
         stream.note_loss(GONE)
         stream.begin_placement()
-    assert (stream.num_failures, stream.is_suspect) == (2, False)
+    assert (stream.num_failures, stream.is_suspect) == (0, False)
+    stream.target = DECODE
+    stream.lose(DECODE, GONE)
+    with pytest.raises(WorkerLost, match="3 workers"):
+        stream.note_loss(GONE)
