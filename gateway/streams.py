@@ -226,6 +226,7 @@ class Stream:
                 self.source = source
                 self._take_failed(event.failed)
             case _ if source != self.source:
+                self._give_up_unaccepted(source)
                 return False
             case "tokens":
                 self._take_tokens(event.tokens)
@@ -244,6 +245,12 @@ class Stream:
             assert self._queued is not None  # a placement has begun
             self._queued.accept(source.worker)
         return self.source == source
+
+    def _give_up_unaccepted(self, source: Source) -> None:
+        """A worker goes on with the job whose acceptance is missing. It is told to stop: an acceptance that comes yet
+        must bind nobody to it."""
+        if self._may_decline(source):
+            self._conclude(PlacementLost(LossReason.REFUSED, "its acceptance is missing"))
 
     def _may_decline(self, source: Source) -> bool:
         """Whether the worker may have the job and not have accepted it: it may leave, or find that it cannot run it."""

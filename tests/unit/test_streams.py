@@ -180,6 +180,16 @@ async def test_missing_frames_lose_the_placement() -> None:
     assert stream.shown == []
 
 
+async def test_an_acceptance_behind_the_tokens_binds_nobody() -> None:
+    """The worker is told to stop when it speaks before its acceptance: nothing would come from it afterwards."""
+    stream = make_stream()
+    stream.target = DECODE
+    assert not stream.take(DECODE, tokens(0, [7], []))
+    assert not stream.take(DECODE, accepted())
+    assert [type(item) for item in await drain(stream, 1)] == [PlacementLost]
+    assert stream.source is None
+
+
 async def test_an_end_that_counts_more_tokens_loses_the_placement() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
