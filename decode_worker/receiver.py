@@ -6,6 +6,7 @@ way out the pulls are stopped before the pages are let go, we delete the task as
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -221,12 +222,11 @@ class Receiver:
         await retiring
 
     async def _retire(self, attempt: Attempt, publishing: asyncio.Task[EntryId]) -> None:
-        try:
-            entry: EntryId | None = await publishing
-        except BrokerUnavailable:
-            # It may have been published all the same. Who is bound has told its id; who claims it later tells it then.
-            entry = attempt.entry
-        if entry is not None:
+        """Delete the task and its copies. What is claimed later, because the reply to its publication was lost or Redis
+        delivers it again, is named by its claimer then."""
+        with contextlib.suppress(BrokerUnavailable):
+            attempt.entries.add(await publishing)
+        for entry in attempt.entries:
             await self._retirements.retire(entry)
 
     async def _pull(

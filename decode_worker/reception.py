@@ -87,14 +87,13 @@ class Attempt:
     arrived: set[int] = field(default_factory=set)
     pulls: set[asyncio.Task[None]] = field(default_factory=set)
     first_pull_ns: int | None = None
-    entry: EntryId | None = None
-    """Its task, as far as the one who is bound has told."""
+    entries: set[EntryId] = field(default_factory=set)
+    """Its task, and copies of it, as far as those who claimed one have told."""
 
-    def bind(self, source: WorkerRecord, entry: EntryId | None = None) -> bool:
+    def bind(self, source: WorkerRecord) -> bool:
         """Bind to a prefill worker; False if another one was first. Idempotent."""
         if self.source is None:
             self.source = source
-            self.entry = entry
             self.renewed_at = self.clock()
             self.bound.set()
         return self.source.worker == source.worker and self.source.epoch == source.epoch

@@ -48,9 +48,12 @@ class HandoverServicer(DecodeServicer):
         source = await self._source(WorkerId(request.worker), Epoch(request.epoch))
         reception, attempt = self._current(request.binding)
         entry = EntryId(request.entry) if request.HasField("entry") else None
-        if attempt is None and entry is not None:
-            self._retirements.add(entry)  # we may not know that we have published it: the reply of Redis was lost
-        if reception is None or attempt is None or source is None or not attempt.bind(source, entry):
+        if entry is not None:  # as its author we must delete it, also one that we do not know
+            if attempt is None:
+                self._retirements.add(entry)
+            else:
+                attempt.entries.add(entry)
+        if reception is None or attempt is None or source is None or not attempt.bind(source):
             return pb.BindReply(verdict=self._refusal(reception))
         return pb.BindReply(
             verdict=pb.VERDICT_GO,

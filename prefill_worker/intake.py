@@ -135,11 +135,12 @@ class Intake:
                 logger.warning("cannot look for orphaned tasks: %s", error)
 
     async def take(self, delivery: Delivery) -> None:
-        """Bind one claimed task and start its prefill; an orphan is deleted, a task that was claimed before is not ours
-        to bind again."""
+        """Bind one claimed task and start its prefill; an orphan is deleted. The author of a copy of what we hold is
+        told of it, to delete it; a task that was claimed before is not ours to bind again."""
         task = delivery.task
         key = SequenceKey(task.request, task.placement, task.try_number)
-        if self._holdings.get(key) is not None:
+        holding = self._holdings.get(key)
+        if holding is not None and holding.entry == delivery.entry:
             return
         author = await self._author(delivery)
         if author is None:
@@ -148,6 +149,9 @@ class Intake:
             details = {"request_id": task.request}
             logger.info("deleting the task of a decode worker that is gone", extra=details)
             await self._tasks.delete(delivery.entry)
+            return
+        if holding is not None:
+            await self._bind(delivery, author)
             return
         with self._holdings.binding(key):
             reply = await self._bind(delivery, author)

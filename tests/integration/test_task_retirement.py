@@ -7,11 +7,12 @@ import pytest
 from common.errors import BrokerUnavailable
 from common.messages.ids import EntryId
 from common.messages.job import PrefillTask
+from decode_worker.worker import DecodeWorker
 from tests.support.broker_records import FINGERPRINT
 from tests.support.feed_client import make_job
 from tests.support.polling import until
 from tests.support.tagged_pages import answer
-from tests.support.worker_fabric import Fabric, running_fabric
+from tests.support.worker_fabric import Fabric, Node, running_fabric
 
 PROMPT = list(range(400, 430))
 TOKENS = answer(PROMPT, 5)
@@ -65,6 +66,36 @@ async def test_the_reply_to_a_publication_is_lost(
     assert bool(late) is not is_bound_before
     await _until_no_task_is_left(fabric)
     await fabric.until_idle()
+
+
+@pytest.mark.parametrize("num_prefill_workers", [1, 2])
+async def test_a_task_is_delivered_twice(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, num_prefill_workers: int
+) -> None:
+    """Its author knows the copy from whoever claims it: the worker that holds the try, or another one."""
+    decode, prefill, client = await fabric.pair()
+    workers = [prefill] + [await fabric.prefill(f"prefill-{number}") for number in range(1, num_prefill_workers)]
+    for worker in workers:
+        worker.valve.close()
+    tasks = fabric.broker.tasks(FINGERPRINT)
+    publish = tasks.publish
+
+    async def publish_twice(task: PrefillTask) -> EntryId:
+        await publish(task)
+        return await publish(task)
+
+    monkeypatch.setattr(tasks, "publish", publish_twice)
+    await client.place(make_job("r", PROMPT), decode.record)
+    await until(lambda: len(_entries(decode)) == 2, "the author knows of both")
+    for worker in workers:
+        worker.valve.open()
+    assert (await client.answer("r")).tokens == TOKENS
+    await _until_no_task_is_left(fabric)
+    await fabric.until_idle()
+
+
+def _entries(decode: Node[DecodeWorker]) -> set[EntryId]:
+    return {entry for _, attempt in decode.worker._receiver.attempts() for entry in attempt.entries}
 
 
 async def _until_no_task_is_left(fabric: Fabric) -> None:
