@@ -21,7 +21,11 @@ PLANTS = (
         name="source-ignored",
         rule="A token is taken from the worker that accepted the placement only.",
         file="gateway/streams.py",
-        text="            case _ if source != self.source:\n                self._give_up_unaccepted(source)\n                return False\n",
+        text=(
+            "            case _ if source != self.source:\n"
+            "                self._give_up_unaccepted(source)\n"
+            "                return False\n"
+        ),
         replacement="",
         tests=(f"{STREAMS}::test_old_placements_and_other_workers_are_outdated", MACHINE),
     ),
