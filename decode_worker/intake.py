@@ -1,8 +1,8 @@
 """Takes jobs from this worker's stream, confirms them to their gateways and hands their sequences to the engine.
 
 Life of a job here: read -> accepted (its prompt fetched from the gateway if it is long) -> admitted -> finished,
-failed, late, handed back or cancelled. Every way out goes through `close`. A worker that leaves hands back what it
-reads, and what it has not begun to compute.
+failed, late, handed back, abandoned or cancelled. Every way out goes through `close`. A worker that leaves hands back
+what it reads, and what it has not begun to compute; one whose engine has failed abandons what that engine had.
 """
 
 import itertools
@@ -135,6 +135,11 @@ class Intake:
     def hand_back(self, live: Live) -> None:
         """Give a placement to whichever worker its gateway finds next: we are leaving."""
         self._emitter.failed(live, "worker_draining", "the worker is leaving", is_retryable=True)
+        self.close(live.key)
+
+    def abandon(self, live: Live) -> None:
+        """Release a placement without a word: its gateway finds this worker lost, which counts against the request."""
+        live.failure = "worker_lost"
         self.close(live.key)
 
     def displace(self, live: Live) -> None:

@@ -111,7 +111,10 @@ class DecodeWorker:
             await asyncio.gather(intake, return_exceptions=True)
             await self._intake.hand_back_unread(edge.worker, foundation.epoch)
             for live in self._ledger.all():
-                self._intake.hand_back(live)
+                if code and live.ids is not None:  # the engine had it: it may be what the engine has failed over
+                    self._intake.abandon(live)
+                else:
+                    self._intake.hand_back(live)
             return code
         finally:
             await self._receiver.close()

@@ -12,7 +12,7 @@ from common.messages.ids import EntryId, Epoch
 from common.messages.job import PrefillTask
 from common.messages.registry import WorkerHealth, WorkerLoad
 from tests.support.broker_records import FINGERPRINT
-from tests.support.feed_client import Answer, make_job
+from tests.support.feed_client import Answer, FeedClient, make_job
 from tests.support.polling import until
 from tests.support.scripted_prefill import ScriptedPrefill, binding_of
 from tests.support.tagged_pages import answer
@@ -126,9 +126,7 @@ async def test_a_frozen_prefill_worker_is_given_up(fabric: Fabric, scripted: Scr
     await client.place(make_job("r", PROMPT), decode.record)
     await scripted.bind(decode.record, binding_of((await scripted.claim()).task))
     scripted.is_answering.clear()
-    assert (await scripted.claim()).task.try_number == 2
-    scripted.is_answering.set()
-    await client.cancel(decode.record, "r")
+    assert (await client.answer("r")).tokens == TOKENS, "computed here: there is no other one"
     await fabric.until_idle()
 
 
@@ -228,10 +226,13 @@ async def test_an_engine_that_raises_ends_its_worker(fabric: Fabric) -> None:
     assert await prefill.task == 1
     assert (await client.answer("r")).tokens == TOKENS
     await fabric.until_idle()
+    await client.place(make_job("awaited", PROMPT, has_prompt=False), decode.record)
+    await until(lambda: client.kinds("awaited") == ["accepted"], "its prompt is awaited")
     decode.valve.fail(ZeroDivisionError())
     await client.place(make_job("other", PROMPT), decode.record)
     assert await decode.task == 1
-    assert (await client.answer("other")).reason == "worker_draining"
+    assert (await client.answer("awaited")).reason == "worker_draining"
+    await _is_lost_without_a_word(client, "other")
     assert await fabric.broker.registry.workers() == []
 
 
@@ -244,7 +245,7 @@ async def test_an_event_that_cannot_be_handled_ends_its_worker(fabric: Fabric, m
     monkeypatch.setattr(decode.worker._emitter, "emit", fail)
     await client.place(make_job("r", PROMPT), decode.record)
     assert await decode.task == 1  # else the request would wait for ever
-    assert (await client.answer("r")).reason == "worker_draining"
+    await _is_lost_without_a_word(client, "r")
 
 
 async def test_an_engine_that_raises_while_its_worker_drains(fabric: Fabric) -> None:
@@ -257,7 +258,14 @@ async def test_an_engine_that_raises_while_its_worker_drains(fabric: Fabric) -> 
     await until(lambda: decode.edge.health is WorkerHealth.DRAINING, "it drains")
     decode.valve.fail(ZeroDivisionError())
     assert await decode.task == 1
-    assert (await client.answer("r")).reason == "worker_draining"
+    await _is_lost_without_a_word(client, "r")
+
+
+async def _is_lost_without_a_word(client: FeedClient, request: str) -> None:
+    """Its feed breaks as if the process had been killed, which counts against the request: handed back at no cost, one
+    that makes engines raise would go on doing so."""
+    await until(lambda: all(task.done() for task in client._tasks), "the feeds have ended")
+    assert "failed" not in client.kinds(request)
 
 
 async def _with_broken(fabric: Fabric, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:

@@ -251,6 +251,14 @@ PLANTS = (
         tests=(f"{JOBS}::test_a_job_that_is_placed_as_its_worker_leaves_is_handed_back",),
     ),
     Plant(
+        name="crashes-cost-nothing",
+        rule="What an engine had when it failed counts as lost with its process, not as handed back.",
+        file="decode_worker/worker.py",
+        text="                if code and live.ids is not None:",
+        replacement="                if False:",
+        tests=(f"{FAULTS}::test_an_engine_that_raises_ends_its_worker",),
+    ),
+    Plant(
         name="unstarted-kept",
         rule="A worker that leaves hands back at once what it has not begun to compute.",
         file="decode_worker/core.py",
