@@ -61,7 +61,7 @@ class Connections:
 def _has_more(connection: web.RequestHandler) -> bool:
     """Whether bytes of its client lie unread in the kernel, or bytes for it are still to be sent."""
     transport = connection.transport
-    if not isinstance(transport, asyncio.Transport) or transport.is_closing():
+    if transport is None or transport.is_closing():
         return False
     if transport.get_write_buffer_size():
         return True

@@ -36,10 +36,11 @@ def _inherit(descriptor: int) -> socket.socket:
         raise InvalidSetting("listen_fds", descriptor, f"is no socket: {error.strerror}") from error
     if not _listens(listener):
         listener.close()
-        raise InvalidSetting("listen_fds", descriptor, "is no socket that listens")
+        raise InvalidSetting("listen_fds", descriptor, "is no TCP socket that listens")
     listener.set_inheritable(False)
     return listener
 
 
 def _listens(listener: socket.socket) -> bool:
-    return listener.type == socket.SOCK_STREAM and bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    is_tcp = listener.family in (socket.AF_INET, socket.AF_INET6) and listener.type == socket.SOCK_STREAM
+    return is_tcp and bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

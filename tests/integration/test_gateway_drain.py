@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import InvalidSetting
 from common.telemetry.metrics import GatewayMetrics
+from gateway import connections
 from gateway.api.keys import SERVICE
 from gateway.app import create_app
 from gateway.connections import LINGER_S
@@ -97,6 +98,28 @@ async def test_an_idle_connection_is_closed_and_does_not_hold_the_drain(gateway:
         writer.close()
     assert task.result()
     assert loop.time() - began_s < LINGER_S + GRACE_S / 2
+
+
+async def test_a_connection_with_unread_bytes_is_not_closed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a pause of this process: a client has sent its request, which nobody has read yet."""
+    monkeypatch.setattr(connections, "LINGER_S", 0.0)
+    gateway.engine.play([*byte_ids(TOKENIZER, "ab"), Stop()])
+    server = gateway.runner.server
+    async with gateway.connection() as (reader, writer), gateway.connection() as (idle, _):
+        own_port = writer.get_extra_info("sockname")[1]
+        await until(lambda: len(server.connections) == 2, "both are accepted")
+        (transport,) = (
+            each.transport for each in server.connections if each.transport.get_extra_info("peername")[1] == own_port
+        )
+        transport.pause_reading()
+        writer.write(raw_request(CHAT, chat_body()))
+        await writer.drain()
+        async with draining(gateway) as task:
+            assert await idle.read() == b""  # the drain has looked at both
+            transport.resume_reading()
+            head, _ = await answer_of(reader)
+            assert head.startswith(b"HTTP/1.1 200")
+        assert task.result()
 
 
 async def test_without_connections_nothing_is_waited_for(gateway: Gateway) -> None:
@@ -209,8 +232,13 @@ def test_what_does_not_listen_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="listen_fds"):
         inherit([file])
     os.close(file)
-    with socket.socket() as quiet, pytest.raises(InvalidSetting, match="no socket that listens"):
+    with socket.socket() as quiet, pytest.raises(InvalidSetting, match="no TCP socket that listens"):
         inherit([os.dup(quiet.fileno())])
+    with socket.socket(socket.AF_UNIX) as local:
+        local.bind(str(tmp_path / "clients.sock"))
+        local.listen()
+        with pytest.raises(InvalidSetting, match="listen_fds"):  # it has no port that could be told
+            inherit([os.dup(local.fileno())])
 
 
 def test_socket_activation_is_for_the_process_that_it_names() -> None:
