@@ -159,7 +159,7 @@ class Stream:
         """That worker is gone or stalled."""
         if source == (self.source or self.target):
             self._conclude(loss)
-        elif self.is_awaited and self.target is None:
+        elif loss.is_failure and self.is_awaited and self.target is None:
             self._may_have_killed = True  # the waiting job may have been given to it
 
     def leave_queue(self, error: str) -> None:

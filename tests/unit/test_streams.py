@@ -190,6 +190,16 @@ async def test_an_acceptance_behind_the_tokens_binds_nobody() -> None:
     assert stream.source is None
 
 
+async def test_a_loss_that_is_nobodys_failure_makes_no_suspect_of_a_waiting_job() -> None:
+    """A feed that broke while this process was paused says nothing about what its worker did."""
+    stream = make_stream()
+    stream.lose(OTHER, PlacementLost(LossReason.LOST, "a pause of ours", is_failure=False))
+    stream.give_up("nobody took it in")
+    (loss,) = await drain(stream, 1)
+    assert isinstance(loss, PlacementLost)
+    assert not loss.is_failure
+
+
 async def test_an_end_that_counts_more_tokens_loses_the_placement() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
