@@ -16,6 +16,7 @@ from common.errors import (
     GenerationFailed,
     InvalidLogits,
     InvalidRequest,
+    Overloaded,
     PeerError,
     RequestCancelled,
     TandemError,
@@ -146,6 +147,10 @@ class Dispatcher:
             self._refuse(source, event)
             return
         match event.WhichOneof("event"):
+            case "accepted" if not self.feeds.is_connected(source):
+                # It stalled before the job reached it, which has told all that were there then, and will not be again.
+                text = f"{source.worker} makes no progress"
+                stream.lose(source, PlacementLost(LossReason.STALLED, text, is_failure=False))
             case "accepted" if event.accepted.needs_prompt:
                 task = asyncio.create_task(self._send_prompt(source, stream))
                 self._prompts.add(task)
@@ -186,7 +191,7 @@ class Dispatcher:
             return end
         stream.note_loss(loss)
         if stream.request.worker is not None:
-            raise WorkerLost(loss.text)
+            raise WorkerLost(loss.text) if loss.is_failure else Overloaded(loss.text)
         self._release(stream)
         self._metrics.note_failover(loss.reason)
         await self._placer.place_again(stream)

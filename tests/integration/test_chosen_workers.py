@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import Overloaded, RequestCancelled, WorkerLost
 from common.messages.ids import PlacementNumber, RequestId
+from proto import worker_pb2 as pb
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, job_of, quicken
 from tests.support.dispatch_scenes import make_request, source_of, until_waiting
 from tests.support.polling import until
@@ -71,6 +72,16 @@ class TestNamedWorker:
             await gateway.collect(make_request(worker=full))
         await other.beat()
         assert other.jobs.empty()
+
+    async def test_giving_the_request_back_without_blame_is_no_loss_of_it(self, gateway: DispatchHarness) -> None:
+        """A canary that makes room for a suspect request tells nothing against the worker: it is tried again later."""
+        named = await gateway.add_worker("decode-0", 1)
+        running = asyncio.create_task(gateway.collect(make_request(worker=named)))
+        job = await job_of(named)
+        named.accept(job)
+        named.send(job, failed=pb.Failed(message="another one runs alone", code="displaced", is_retryable=True))
+        with pytest.raises(Overloaded, match="another one runs alone"):
+            await running
 
     async def test_its_loss_is_the_end(self, gateway: DispatchHarness) -> None:
         named = await gateway.add_worker("decode-0", 1)

@@ -138,6 +138,20 @@ class TestStall:
         stalled.feeds.tell_stalled(True)
         await go_on(gateway, other, running)
 
+    async def test_what_it_accepts_meanwhile_moves_too(self, gateway: DispatchHarness) -> None:
+        """Its event loop goes on: it may have read the job before anybody knew, and nothing else would tell of it."""
+        stalled = await gateway.add_worker("decode-0", 1)
+        running = asyncio.create_task(gateway.collect(make_request()))
+        job = await job_of(stalled)
+        other = await gateway.add_worker("decode-1", 2)
+        stream = gateway.dispatcher._streams[RequestId("r")]
+        stream.target = None  # the answer of Redis is still on its way when the stall is told
+        stalled.feeds.tell_stalled(True)
+        await until(lambda: not gateway.is_connected(stalled), "the stall", DEADLINE_S)
+        stalled.accept(job)
+        answer(other, await job_of(other), [9])
+        assert ids_of(await running) == [9]
+
 
 class TestStaleAnswers:
     async def test_a_worker_that_thaws_is_told_at_once(self, gateway: DispatchHarness) -> None:
