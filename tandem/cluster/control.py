@@ -85,7 +85,7 @@ class ControlDesk:
             writer.write(msgspec.json.encode(event) + b"\n")
 
         try:
-            reply(await self._obey(await reader.readline(), reader.at_eof, reply))
+            reply(await self._obey(await _line_from(reader), reader.at_eof, reply))
             await writer.drain()
         except ConnectionError:
             return
@@ -114,3 +114,11 @@ class ControlDesk:
             restarted = await self._restart.run(child, order.timeout_s)
             self._narrate(restarted)
             reply(restarted)
+
+
+async def _line_from(reader: asyncio.StreamReader) -> bytes:
+    """Return the line that a client has sent; nothing, which is no order, if it is longer than any."""
+    try:
+        return await reader.readline()
+    except ValueError:
+        return b""

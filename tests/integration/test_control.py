@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common.lifecycle.exit_codes import EXIT_CONFIG, EXIT_FAILURE
@@ -106,6 +107,16 @@ async def test_one_order_at_a_time(cluster: Open) -> None:
     cluster.may_be_ready.set()
     assert (await first)[-1] == Done()
     assert (await cluster.order("gateway-1"))[-1] == Done()
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"\xff\n", b"x" * (1 << 17) + b"\n"], ids=["unknown", "no text", "endless"])
+async def test_what_is_no_order_is_answered(cluster: Open, line: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(cluster.socket))
+    writer.write(line)
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await reader.readline()
+    assert msgspec.json.decode(answer, type=Failed).exit_code == EXIT_CONFIG
+    writer.close()
 
 
 async def test_one_that_does_not_come_back_ends_the_order(tmp_path: Path) -> None:
