@@ -139,8 +139,8 @@ class DecodeCore:
             case Activate():
                 return self._activate(command)
             case FallBack(key, alone):
-                self._scheduler.fall_back(key, alone=alone)
-                return self._displaced_by(key) if alone else ()
+                is_here = self._scheduler.fall_back(key, alone=alone)
+                return self._displaced_by(key) if is_here and alone else ()
             case Cancel(key):
                 self._scheduler.cancel(key)
             case LetGo(key):

@@ -182,6 +182,14 @@ def test_falling_back_alone_gives_the_pages_back_and_waits_for_the_others() -> N
     assert core.is_idle
 
 
+def test_a_suspect_that_is_over_displaces_nobody() -> None:
+    core = Core()
+    core.reserve("a")
+    core.core.obey(Cancel(key("a")))
+    core.reserve_beside("b", arrival=1)
+    assert list(core.core.obey(FallBack(key("a"), alone=True))) == []
+
+
 def test_a_suspect_never_goes_elsewhere() -> None:
     core = Core()
     core.admit(sequence("a", range(20), runs_alone=True))
