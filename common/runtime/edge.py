@@ -50,6 +50,9 @@ STOP_S = 10.0
 
 STALLED_STOP_S = 0.5
 
+LONGEST_TICK_S = 0.25
+"""However long a lease is: by the clock run also a gateway's grace and the wait for a prompt, which are 5 s."""
+
 
 def _ignore() -> None:
     """Nobody wants to know."""
@@ -74,7 +77,11 @@ class WorkerEdge(Generic[CommandT, EventT]):
             alias_worker(self.metrics, foundation.model)
         self.broker = RedisBroker.connect(settings.redis_url or "", foundation.model)
         lease_s = settings.lease_s
-        self.clock = AwakeClock(tick_s=lease_s / 24, tolerance_s=lease_s / 12, settle_s=lease_s / 6)
+        self.clock = AwakeClock(
+            tick_s=min(LONGEST_TICK_S, lease_s / 24),
+            tolerance_s=min(2 * LONGEST_TICK_S, lease_s / 12),
+            settle_s=lease_s / 6,
+        )
         """By it the worker lets others expire; after a pause it waits for the next renewal of their leases."""
         self.peers = Peers(self.broker.registry, foundation.fingerprint, self.clock, lease_s)
         self.channels = Channels(settings.secret)

@@ -1,6 +1,7 @@
 """Jobs on their way into a decode worker: long prompts, repeats, newer placements, refusals, and the room they took."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -67,6 +68,19 @@ async def test_a_long_prompt_that_never_comes(
     assert not await client.send_prompt(decode.record, "r", PROMPT)  # too late
     await client.place(make_job("r", PROMPT, placement=2), decode.record)
     assert (await client.answer("r", 2)).tokens == TOKENS
+
+
+async def test_a_pause_of_the_worker_is_no_missing_prompt_however_long_its_leases(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_worker.intake, "PROMPT_TIMEOUT_S", 1.0)
+    decode = await fabric.decode(lease_s=600.0)
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT, has_prompt=False), decode.record)
+    await until(lambda: client.kinds("r"), "accepted")
+    time.sleep(1.1)  # noqa: ASYNC251 - the loop is paused
+    assert await client.send_prompt(decode.record, "r", PROMPT)
+    assert await client.answer("r") == Answer(TOKENS, "length")
 
 
 async def test_a_job_that_waits_for_its_prompt_is_cancelled(decode: Node[DecodeWorker], client: FeedClient) -> None:
