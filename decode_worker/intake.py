@@ -15,13 +15,13 @@ from functools import partial
 from common.broker.backoff import Retry
 from common.broker.protocols import JobQueue, QueuedJob
 from common.errors import BrokerUnavailable, MalformedRecord
+from common.lifecycle.timer import Timer
 from common.messages.codec import unpack_ids
 from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
 from common.scheduling.sequence import Sequence, SequenceKey
 from decode_worker.core import Absorb, Admit, Cancel, Command, Leave
 from decode_worker.emitter import Emitter
 from decode_worker.ledger import Ledger, Live
-from decode_worker.timer import Timer
 
 logger = logging.getLogger(__name__)
 

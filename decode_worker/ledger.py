@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.lifecycle.timer import Timer
 from common.messages.ids import GatewayId, PlacementNumber, RequestId
 from common.messages.job import Job
 from common.scheduling.sequence import FinishReason, SequenceKey
-from decode_worker.timer import Timer
 
 MAX_TOMBSTONES = 10_000
 """A tombstone is 200 bytes; at 1,000 cancels per second they last 10 s, longer than any job is under way."""

@@ -167,6 +167,8 @@ class Receiver:
                 return await self._try(reception, live, num_tokens, TryNumber(number))
             except AttemptLost as lost:
                 logger.warning("prefill try %d lost (%s): %s", number, lost.loss, lost)
+                if lost.loss is TryLoss.SILENT:
+                    self._shun(reception)
                 if lost.loss.is_failure:
                     reception.num_deaths += 1
                     self._emitter.try_lost(live, lost.loss)
@@ -175,6 +177,12 @@ class Receiver:
             except BrokerUnavailable as error:
                 logger.warning("prefill try %d lost: %s", number, error)
         return None
+
+    def _shun(self, reception: Reception) -> None:
+        """Count on a worker that does not answer no more: with no other one prompts are computed here meanwhile."""
+        source = reception.attempt.source if reception.attempt is not None else None
+        if source is not None:
+            self._peers.shun(source.epoch)
 
     async def _try(self, reception: Reception, live: Live, num_tokens: int, number: TryNumber) -> Commit:
         attempt = reception.begin(number)

@@ -46,6 +46,7 @@ class HandoverServicer(DecodeServicer):
             reason = "the fingerprints differ: model, cache geometry or protocol version are not the same"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         source = await self._source(WorkerId(request.worker), Epoch(request.epoch))
+        self._peers.hear(Epoch(request.epoch))
         reception, attempt = self._current(request.binding)
         entry = EntryId(request.entry) if request.HasField("entry") else None
         if entry is not None:  # as its author we must delete it, also one that we do not know

@@ -9,7 +9,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
+from common.lifecycle.timer import Timer
 from common.messages.ids import GatewayId
 from proto import worker_pb2 as pb
 
@@ -24,9 +26,6 @@ MAX_PENDING_EVENTS = 65_536
 GRACE_S = 5.0
 """How long a gateway may be disconnected before its requests are released."""
 
-GRACE_LOOK_S = 0.01
-"""While the clock stands still nobody looks at it more often than this."""
-
 
 class _Feed:
     """Events of one gateway that have not been sent yet."""
@@ -35,7 +34,7 @@ class _Feed:
         self.pending: deque[pb.FeedEvent] = deque()
         self.wakeup = asyncio.Event()
         self.reader: object | None = None
-        self.reaper: asyncio.TimerHandle | None = None
+        self.reaper: Timer | None = None
 
 
 class FeedHub:
@@ -106,15 +105,7 @@ class FeedHub:
             return  # an empty frame keeps the feed alive
 
     def _start_grace(self, gateway: GatewayId, feed: _Feed) -> None:
-        self._lose_after(self._clock() + self._grace_s, gateway, feed)
-
-    def _lose_after(self, due_s: float, gateway: GatewayId, feed: _Feed) -> None:
-        left_s = due_s - self._clock()
-        if left_s <= 0:
-            self._lose(gateway, feed)
-            return
-        loop = asyncio.get_running_loop()
-        feed.reaper = loop.call_later(max(left_s, GRACE_LOOK_S), self._lose_after, due_s, gateway, feed)
+        feed.reaper = Timer(self._clock, self._grace_s, partial(self._lose, gateway, feed))
 
     def _lose(self, gateway: GatewayId, feed: _Feed) -> None:
         if self._feeds.get(gateway) is feed:

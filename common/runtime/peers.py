@@ -29,6 +29,7 @@ class Peers:
         self._clock = clock
         self._doubt_s = doubt_s
         self._doubted_until_s = -math.inf
+        self._shunned_until_s: dict[Epoch, float] = {}
         self._states: dict[WorkerId, WorkerState] = {}
         self._refused: set[Epoch] = set()
 
@@ -64,7 +65,25 @@ class Peers:
 
     def ready(self, role: Role) -> list[WorkerRecord]:
         """Return the workers of a role that take new work."""
-        return [state.record for state in self._states.values() if state.record.role is role and state.load.is_open]
+        now_s = self._clock.now()
+        return [
+            state.record
+            for state in self._states.values()
+            if state.record.role is role
+            and state.load.is_open
+            and self._shunned_until_s.get(state.record.epoch, -math.inf) <= now_s
+        ]
+
+    def shun(self, epoch: Epoch) -> None:
+        """Count on a worker that did not answer us for `doubt_s` no more, unless it speaks before: the registry may see
+        it well when our way to it is broken."""
+        now_s = self._clock.now()
+        self._shunned_until_s = {other: until for other, until in self._shunned_until_s.items() if until > now_s}
+        self._shunned_until_s[epoch] = now_s + self._doubt_s
+
+    def hear(self, epoch: Epoch) -> None:
+        """A worker has called us."""
+        self._shunned_until_s.pop(epoch, None)
 
     def _is_compatible(self, record: WorkerRecord) -> bool:
         return record.fingerprint == self._fingerprint

@@ -27,15 +27,20 @@ async def fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabric]:
 
 
 async def request(client: FeedClient, decode: Node[DecodeWorker], name: str, dice: random.Random) -> None:
-    """Live the life of one request."""
+    """Live the life of one request; whoever had to make room for a suspect is placed again."""
     prompt = [dice.randrange(3) for _ in range(dice.choice([1, 4, 9, 17, 30]))]
     max_tokens = dice.choice([1, 2, 9])
     await client.place(make_job(name, prompt, max_tokens=max_tokens), decode.record)
     if dice.random() < 0.4:
         await turns(dice.choice([1, 20, 200]))
         await client.cancel(decode.record, name)
-    else:
-        assert (await client.answer(name, deadline_s=20)).tokens == answer(prompt, max_tokens)
+        return
+    placement = 1
+    while (outcome := await client.answer(name, placement, deadline_s=20)).reason == "displaced":
+        assert not outcome.tokens
+        placement += 1
+        await client.place(make_job(name, prompt, placement=placement, max_tokens=max_tokens), decode.record)
+    assert outcome.tokens == answer(prompt, max_tokens)
 
 
 async def stall(decode: Node[DecodeWorker], dice: random.Random) -> None:

@@ -182,6 +182,23 @@ async def test_a_suspect_that_waits_for_its_turn_is_cancelled(fabric: Fabric, pr
     await fabric.until_idle()
 
 
+async def test_nobody_waits_for_a_prefill_worker_that_is_registered_and_unreachable(
+    fabric: Fabric, prefill: ScriptedPrefill
+) -> None:
+    """Its link to Redis is well, the one to us is not: after it was silent for one request, others do without it."""
+    decode, client = await start(fabric, prefill, lease_s=0.6)
+    await client.place(make_job("r", PROMPT), decode.record)
+    await bound(decode, prefill)
+    prefill.is_answering.clear()
+    assert await client.answer("r") == Answer(TOKENS, "length")
+    assert losses(client) == ["silent"]
+    assert decode.edge.tallies().num_tries == 1
+    await client.place(make_job("next", OTHER), decode.record)
+    assert (await client.answer("next")).tokens == answer(OTHER, 5)
+    assert decode.edge.tallies().num_tries == 1
+    await fabric.until_idle()
+
+
 async def _frozen(prefill: ScriptedPrefill) -> None:
     prefill.is_answering.clear()
 

@@ -272,10 +272,10 @@ PLANTS = (
     Plant(
         name="pause-fires-timers",
         rule="A timer does not fire because the process was paused.",
-        file="decode_worker/timer.py",
+        file="common/lifecycle/timer.py",
         text="        if left_s <= 0:\n",
         replacement="        if True:\n",
-        tests=("tests/unit/test_decode_timer.py::test_a_pause_does_not_count",),
+        tests=("tests/unit/test_timer.py::test_a_pause_does_not_count",),
     ),
     Plant(
         name="death-needs-the-registry-or-time",

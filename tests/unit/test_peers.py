@@ -153,3 +153,20 @@ async def test_while_in_doubt_a_restart_still_replaces_the_old_incarnation(
     await peers.refresh()
     assert peers.is_in_doubt
     assert peers.find(WorkerId("decode-0"), Epoch(1)) is None
+
+
+async def test_a_silent_worker_is_counted_on_again_after_a_while_or_when_it_speaks(
+    broker: MemoryBroker, peers: Peers, time: Time
+) -> None:
+    records = [worker_record(f"prefill-{number}", number, role=Role.PREFILL) for number in (1, 2)]
+    for record in records:
+        await broker.registry.beat(record, worker_load())
+    await peers.refresh()
+    for record in records:
+        peers.shun(record.epoch)
+    assert peers.ready(Role.PREFILL) == []
+    assert peers.find(records[0].worker, records[0].epoch) == records[0], "it may bind"
+    peers.hear(records[0].epoch)
+    assert peers.ready(Role.PREFILL) == records[:1]
+    time.pass_by(DOUBT_S)
+    assert peers.ready(Role.PREFILL) == records

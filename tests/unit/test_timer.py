@@ -1,8 +1,8 @@
-"""The decode worker's timers: they wait for a clock that stands still while the process is paused."""
+"""Timers by a clock that stands still while the process is paused."""
 
 import asyncio
 
-from decode_worker.timer import Timer
+from common.lifecycle.timer import Timer
 from tests.support.polling import turns, until
 
 
