@@ -21,7 +21,10 @@ class ServingSettings(ProcessSettings):
         3, "failures (lost placements and prefill tries) with which a request fails", integer(1, 100)
     )
     deadline_s: float = setting(
-        600.0, "time of a request that names none (x-request-deadline-ms); 0: without end", number(0), unit="seconds"
+        600.0,
+        "time of a request that names none (x-request-deadline-ms); 0: without end",
+        number(0, 86400),
+        unit="seconds",
     )
     canary_interval_s: float = setting(
         10.0,

@@ -110,6 +110,12 @@ def test_a_bad_value_is_refused_by_name(argv: tuple[str, ...], env: dict[str, st
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("raw", ["-1", "1e306", "inf"])  # in milliseconds the second one is infinite, too
+def test_a_deadline_that_no_request_could_have_is_refused_by_name(raw: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"--deadline-s='.*': must be"):
+        parse(GatewayProcessSettings, ["--deadline-s", raw], SECRET, "gateway")
+
+
 def test_unknown_flag_is_one_line_not_an_exit() -> None:
     with pytest.raises(StartupError, match=r"unrecognized arguments: --nope \(see sample --help\)"):
         _sample("--nope")
