@@ -7,10 +7,9 @@ its asker with the answer that nobody knows it: it asks again.
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 
-from common.broker.backoff import backoff
+from common.broker.backoff import Retry
 from common.broker.protocols import NoticeBoard
 from common.errors import BrokerUnavailable
 from common.messages.ids import EntryId, RequestId
@@ -54,14 +53,14 @@ class CancelBoard:
     async def watch(self) -> None:
         """Obey the others' notices until cancelled. While Redis is away there are none."""
         position: EntryId | None = None
-        delays = backoff(random.random)
+        retry = Retry()
         while True:
             try:
                 position = await self._read(position)
-                delays = backoff(random.random)
+                retry.succeed()
             except BrokerUnavailable as error:
                 logger.info("no notices of other gateways: %s", error)
-                await asyncio.sleep(next(delays))
+                await retry.pause()
 
     async def _read(self, position: EntryId | None) -> EntryId:
         """Obey what came behind `position`; return the next one. None: begin now."""

@@ -88,6 +88,8 @@ async def open_cluster(
         asyncio.create_task(canary.watch(), name="canary"),
         asyncio.create_task(cancels.watch(), name="cancels"),
     ]
+    for task in tasks:
+        task.add_done_callback(_tell_of_mistake)
     try:
         yield ClusterEnd(dispatcher, cancels)
     finally:
@@ -98,6 +100,12 @@ async def open_cluster(
         await feeds.close()
         await channels.close()
         await connection.close()
+
+
+def _tell_of_mistake(task: "asyncio.Task[None]") -> None:
+    """Log why a task has ended that runs until it is cancelled."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s ended by a mistake of ours", task.get_name(), exc_info=error)
 
 
 def http_settings(settings: GatewayProcessSettings) -> GatewaySettings:
