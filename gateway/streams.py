@@ -127,11 +127,6 @@ class Stream:
         return True
 
     @property
-    def is_again(self) -> bool:
-        """Whether the current placement follows one that was lost."""
-        return self.placement > 1
-
-    @property
     def is_suspect(self) -> bool:
         """Whether workers died over this request so often that it must run alone."""
         return self.num_deaths >= SUSPECT_DEATHS
