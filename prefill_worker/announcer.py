@@ -58,9 +58,19 @@ class Announcer:
             holding.is_computed = _is_last(span)
             holding.spans.put_nowait(span)
 
+    async def hand_back(self) -> None:
+        """Tell the authors of what is left to do without us: we leave in order, so nobody should count us as dead."""
+        await asyncio.gather(*(self._hand_back(holding) for holding in self._holdings.all()))
+
+    async def _hand_back(self, holding: Holding) -> None:
+        try:
+            await self._commit(self._stub(holding), holding, pb.CommitRequest(failure="the prefill worker is leaving"))
+        except PeerError as error:
+            logger.info("binding not handed back: %s", error, extra={"request_id": holding.task.request})
+
     async def _follow(self, holding: Holding) -> None:
         request_id.set(holding.task.request)
-        stub = DecodeStub(self._channels.channel(holding.author.address, holding.author.epoch))
+        stub = self._stub(holding)
         is_committed = False
         try:
             while not is_committed:
@@ -107,6 +117,9 @@ class Announcer:
         commit.epoch = self._epoch
         call = stub.Commit(commit, timeout=RPC_TIMEOUT_S)
         return (await reply_from(holding.author.worker, call)).verdict
+
+    def _stub(self, holding: Holding) -> "DecodeAsyncStub":
+        return DecodeStub(self._channels.channel(holding.author.address, holding.author.epoch))
 
     def _send_early_copy(self, holding: Holding, token: int, num_cached: int) -> None:
         """Send the token ahead; like its author, count what either side had cached."""

@@ -117,6 +117,10 @@ class Holdings:
         """Return the binding of a sequence."""
         return self._held.get(key)
 
+    def all(self) -> list[Holding]:
+        """Return every binding."""
+        return list(self._held.values())
+
     def renew(self, bindings: Iterable[pb.Binding]) -> list[pb.Binding]:
         """Extend the leases of these bindings; return those that are not held."""
         unknown = []

@@ -70,7 +70,10 @@ class PrefillWorker:
             edge.spawn(self._intake.watch_authors(), "author watch")
             edge.spawn(self._intake.sweep(), "sweeper")
             edge.spawn(self._intake.run(), "intake")
-            return await edge.serve(signals, lambda: self._intake.is_at_rest and not len(self._holdings))
+            code = await edge.serve(signals, lambda: self._intake.is_at_rest and not len(self._holdings))
+            if code == 0:
+                await self._announcer.hand_back()
+            return code
         finally:
             self._holdings.end_all()
             await edge.leave()

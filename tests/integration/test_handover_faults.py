@@ -217,6 +217,21 @@ async def test_a_request_that_is_cancelled_while_its_task_is_published_leaves_no
     assert await fabric.num_tasks() == 0
 
 
+async def test_a_prefill_worker_that_must_leave_in_the_middle_costs_nothing(fabric: Fabric) -> None:
+    decode, leaver = await fabric.decode(), await fabric.prefill(drain_s=0.0)
+    client = await fabric.client(decode.record)
+    await fabric.know(decode, leaver)
+    leaver.valve.close()
+    await client.place(make_job("r", PROMPT), decode.record)
+    await until(lambda: leaver.valve.is_holding, "its prompt is being computed")
+    leaver.signals.stop.set()
+    assert (await client.answer("r")).tokens == TOKENS
+    assert "try_lost" not in client.kinds("r"), "nobody has died"
+    leaver.valve.open()
+    assert await leaver.task == 0
+    await fabric.until_idle()
+
+
 async def test_an_engine_that_raises_ends_its_worker(fabric: Fabric) -> None:
     decode, prefill = await fabric.decode(lease_s=SHORT_LEASE_S), await fabric.prefill()
     client = await fabric.client(decode.record, prefill.record)
