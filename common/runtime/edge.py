@@ -50,8 +50,9 @@ STOP_S = 10.0
 
 STALLED_STOP_S = 0.5
 
-LONGEST_TICK_S = 0.25
-"""However long a lease is: by the clock run also a gateway's grace and the wait for a prompt, which are 5 s."""
+LONGEST_TICK_S = 0.5
+"""However long a lease is, a pause of three ticks is noticed: by the clock run also the grace of a gateway and the wait for
+a prompt, which are 5 s. A gateway notices pauses of the same length."""
 
 
 def _ignore() -> None:

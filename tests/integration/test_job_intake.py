@@ -73,12 +73,12 @@ async def test_a_long_prompt_that_never_comes(
 async def test_a_pause_of_the_worker_is_no_missing_prompt_however_long_its_leases(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_worker.intake, "PROMPT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(decode_worker.intake, "PROMPT_TIMEOUT_S", 1.6)
     decode = await fabric.decode(lease_s=600.0)
     client = await fabric.client(decode.record)
     await client.place(make_job("r", PROMPT, has_prompt=False), decode.record)
     await until(lambda: client.kinds("r"), "accepted")
-    time.sleep(1.1)  # noqa: ASYNC251 - the loop is paused
+    time.sleep(1.7)  # noqa: ASYNC251 - the loop is paused
     assert await client.send_prompt(decode.record, "r", PROMPT)
     assert await client.answer("r") == Answer(TOKENS, "length")
 
