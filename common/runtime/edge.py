@@ -51,8 +51,8 @@ STOP_S = 10.0
 STALLED_STOP_S = 0.5
 
 LONGEST_TICK_S = 0.5
-"""However long a lease is, a pause of three ticks is noticed: by the clock run also the grace of a gateway and the wait for
-a prompt, which are 5 s. A gateway notices pauses of the same length."""
+"""However long a lease is, a pause of three ticks is noticed: by the clock run also the grace of a gateway and the wait
+for a prompt, which are 5 s. A gateway notices pauses of the same length."""
 
 
 def _ignore() -> None:
