@@ -6,8 +6,9 @@ Words about a worker, each the last one until the next:
 proved    Tokens came back. It counts for readiness for `window_s`, and the worker is trusted.
 busy      It had no room for a canary, or did not come to it in time, but works on other requests. That is no proof and
           no failure: what it proved before counts on, for at most `BUSY_S` after the first such word.
-silent    A canary did not come back, and nothing shows that the worker does anything. It gets no work from here (unless
-          nobody is trusted) until it is proved, or busy after all.
+silent    A canary did not come back, and nothing shows that the worker does anything. It is not proposed for work
+          (unless nobody who is open is trusted) until it is proved, or busy after all. A job that waits in Redis goes
+          to whoever has room first, and may go to it.
 failed    A canary came back as an error, or it was busy for too long: as silent, but only a proof ends it.
 
 A worker that has not been tried yet is trusted, but proves nothing. One owner: the gateway's event loop.

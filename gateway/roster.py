@@ -95,8 +95,8 @@ class Roster:
         return [view.card for view in self._views.values() if view.card is not None and view.workers]
 
     def decode_workers(self, model: ModelName) -> list[WorkerState]:
-        """Return the decode workers that should get a job now, the least loaded first: those that are trusted, and all
-        open ones while nobody is, for a doubted worker is better than none."""
+        """Return the decode workers that should get a job now, the least loaded first: of those that are open the
+        trusted ones, and all while none of them is, for a doubted worker is better than none."""
         usable = self.open_workers(model)
         return [state for state in usable if self.is_trusted(source_of(state))] or usable
 
