@@ -167,7 +167,7 @@ class Receiver:
                 return await self._try(reception, live, num_tokens, TryNumber(number))
             except AttemptLost as lost:
                 logger.warning("prefill try %d lost (%s): %s", number, lost.loss, lost)
-                if lost.loss is TryLoss.SILENT:
+                if lost.loss in (TryLoss.SILENT, TryLoss.UNREACHABLE):
                     self._shun(reception)
                 if lost.loss.is_failure:
                     reception.num_deaths += 1
@@ -179,7 +179,7 @@ class Receiver:
         return None
 
     def _shun(self, reception: Reception) -> None:
-        """Count on a worker that does not answer no more: with no other one prompts are computed here meanwhile."""
+        """Count on a worker that cannot be reached no more: with no other one prompts are computed here meanwhile."""
         source = reception.attempt.source if reception.attempt is not None else None
         if source is not None:
             self._peers.shun(source.epoch)
@@ -260,7 +260,7 @@ class Receiver:
         self._witness.lost_pull()
         match error:
             case PeerUnreachable():
-                attempt.lose(TryLoss.DIED, str(error))
+                attempt.unreachable = str(error)
                 self._doubt()
             case StalePage():
                 attempt.lose(TryLoss.MISSED, str(error))

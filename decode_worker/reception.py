@@ -21,7 +21,9 @@ class TryLoss(enum.StrEnum):
     """Why a try was lost; told to gateways and in spans."""
 
     DIED = "died"
-    """Nobody listens at the prefill worker's address, another incarnation does, or its pages cannot be reached."""
+    """Nobody listens at the prefill worker's address, or another incarnation does."""
+    UNREACHABLE = "unreachable"
+    """It lives, but its pages cannot be reached from here."""
     SILENT = "silent"
     """It did not answer for most of a lease."""
     STALLED = "stalled"
@@ -87,6 +89,8 @@ class Attempt:
     arrived: set[int] = field(default_factory=set)
     pulls: set[asyncio.Task[None]] = field(default_factory=set)
     first_pull_ns: int | None = None
+    unreachable: str = ""
+    """Why its pages could not be reached, if so: the next renewal tells what has become of their owner."""
     entries: set[EntryId] = field(default_factory=set)
     """Its task, and copies of it, as far as those who claimed one have told."""
 

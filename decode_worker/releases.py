@@ -156,6 +156,8 @@ class Leases:
                 attempt.lose(TryLoss.REFUSED, f"{source.worker} does not hold the binding any more")
             elif reply.is_stalled:
                 attempt.lose(TryLoss.STALLED, f"{source.worker} makes no progress")
+            elif attempt.unreachable:
+                attempt.lose(TryLoss.UNREACHABLE, f"{source.worker} answers, but {attempt.unreachable}")
             else:
                 attempt.renewed_at = sent_at
 
@@ -167,10 +169,10 @@ class Leases:
     def _judge(self, source: WorkerRecord, held: list[Attempt], error: PeerError) -> None:
         """Lose what a holder that has not answered holds, if it is gone, else what was renewed too long ago."""
         now = self._clock()
-        if self._is_gone(source, error, now):
-            for attempt in held:
-                attempt.lose(TryLoss.DIED, f"nobody is left there: {error}")
+        is_gone = self._is_gone(source, error, now)
         for attempt in held:
+            if is_gone or (attempt.unreachable and _is_refusal(error)):
+                attempt.lose(TryLoss.DIED, f"nobody is left there: {error}")
             if attempt.renewed_at <= now - self._lease_s * GIVE_UP_SHARE:
                 attempt.lose(TryLoss.SILENT, f"the prefill worker does not answer: {error}")
 
