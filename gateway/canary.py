@@ -63,8 +63,8 @@ def proof_window_s(interval_s: float) -> float:
 
 @dataclass(slots=True)
 class _Round:
-    """One worker's canary, from the first attempt to the verdict. `start` is the worker as it was then; `answered_at`
-    when its last tokens came."""
+    """One worker's canary, from the first attempt to the verdict. `start` is the worker as it was then; `num_tokens`
+    came of the last attempt, `answered_at` is when the last tokens came."""
 
     start: CanaryTarget
     ends_at: float
@@ -183,6 +183,7 @@ class Canary:
         raise DeadlineExceeded("no room for a canary")
 
     async def _receive(self, flown: _Round, request: GenerateRequest) -> None:
+        flown.num_tokens = 0  # an attempt before may have been given back half done
         async with aclosing(self._engine.generate(request)) as events:
             async for event in events:
                 if isinstance(event, TokenDelta):

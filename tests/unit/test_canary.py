@@ -12,6 +12,7 @@ from common.errors import BrokerUnavailable, DeadlineExceeded, InvalidLogits, Ov
 from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
 from common.messages.registry import ModelCard
 from common.telemetry.metrics import GatewayMetrics
+from gateway import canary
 from gateway.canary import FIRST_PAUSE_S, STILL_S, Canary, proof_window_s, time_limit_s
 from gateway.canary_targets import CanaryTarget
 from gateway.engine import EndOfStream, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
@@ -253,6 +254,15 @@ async def test_a_full_worker_that_does_nothing_is_doubted(harness: CanaryHarness
     harness.engine.scripts["decode-0"] = [Overloaded("no room")]
     assert await harness.look() > 1
     assert not harness.proofs.is_trusted(TARGET.source)
+
+
+async def test_what_came_before_it_was_given_back_counts_no_more(
+    harness: CanaryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary, "STILL_S", 1.0)
+    harness.engine.scripts["decode-0"] = [TokenDelta(0, (1,)), LIMIT_S / 2, Overloaded("another one runs alone")]
+    assert await harness.look() == 2
+    assert "1 of 2 tokens came back" in harness.proofs.readiness([TARGET.source]).reason
 
 
 async def test_a_failure_is_no_excuse_however_busy(harness: CanaryHarness) -> None:
