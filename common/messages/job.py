@@ -36,11 +36,6 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     runs_alone: bool = False
     num_deaths: int = 0
 
-    @property
-    def num_shown_tokens(self) -> int:
-        """How many tokens the client has been shown by earlier placements."""
-        return len(self.shown) // 4
-
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill_task", tag_field="kind"):
     """An offer to prefill one sequence, published by the decode worker that has reserved the pages for it.
