@@ -60,6 +60,7 @@ class Roster:
         self.is_trusted: Callable[[Source], bool] = lambda source: True
         """Whether nothing is held against a worker; those that are not trusted get work only if nobody is."""
         self._views: dict[ModelName, ModelView] = {}
+        self._listed: frozenset[ModelName] = frozenset()
         self._refreshed_at: float | None = None
 
     async def watch(self) -> None:
@@ -74,7 +75,8 @@ class Roster:
 
     async def refresh(self) -> None:
         """Read the registry now and renew our own lease."""
-        for model in await self._list_models():
+        self._listed = frozenset(await self._list_models())
+        for model in self._listed:
             view = self._views.setdefault(model, self._open_model(model))
             view.workers = await view.registry.workers()
             if view.needs_card:
@@ -91,8 +93,9 @@ class Roster:
         return self._views.get(model)
 
     def cards(self) -> list[ModelCard]:
-        """Return the cards of the models that have workers."""
-        return [view.card for view in self._views.values() if view.card is not None and view.workers]
+        """Return the cards of the models that had a worker lately: while the only one restarts its requests are told to
+        come back, not that there is no such model."""
+        return [view.card for model, view in self._views.items() if view.card is not None and model in self._listed]
 
     def decode_workers(self, model: ModelName) -> list[WorkerState]:
         """Return the decode workers that should get a job now, the least loaded first: of those that are open the
