@@ -17,7 +17,7 @@ from common.broker.protocols import TaskQueue
 from common.errors import BrokerUnavailable, PageCorrupt, PeerError, PeerUnreachable, StalePage
 from common.lifecycle.uninterrupted import uninterrupted
 from common.messages.ids import BlockId, EntryId, Epoch, TryNumber, WorkerId
-from common.messages.job import PrefillTask
+from common.messages.job import SUSPECT_DEATHS, PrefillTask
 from common.messages.registry import Role, WorkerRecord
 from common.runtime.peers import Peers
 from common.scheduling.sequence import SequenceKey
@@ -36,8 +36,6 @@ from proto import worker_pb2 as pb
 logger = logging.getLogger(__name__)
 
 MAX_TRIES = 2
-SUSPICIOUS_DEATHS = 2
-"""Processes lost over one request after which it is computed beside nobody."""
 
 BIND_TIMEOUT_S = 5.0
 """A task nobody has bound in this time is published again: it may be lost, or its claimer stuck."""
@@ -147,7 +145,7 @@ class Receiver:
             commit = None
         if commit is None:
             self._witness.fell_back(live)
-            live.is_suspect = reception.num_deaths >= SUSPICIOUS_DEATHS
+            live.is_suspect = reception.num_deaths >= SUSPECT_DEATHS
             self._submit(FallBack(reception.key, alone=live.is_suspect))
         else:
             self._submit(Activate(reception.key, commit.token, commit.num_cached))
@@ -172,7 +170,7 @@ class Receiver:
                 if lost.loss.is_failure:
                     reception.num_deaths += 1
                     self._emitter.try_lost(live, lost.loss)
-                    if reception.num_deaths >= SUSPICIOUS_DEATHS:
+                    if reception.num_deaths >= SUSPECT_DEATHS:
                         return None
             except BrokerUnavailable as error:
                 logger.warning("prefill try %d lost: %s", number, error)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from common.errors import DeadlineExceeded, GenerationFailed, WorkerLost
 from common.messages.chain import EMPTY_CHAIN, extend_chain
 from common.messages.ids import Epoch, Fingerprint, PlacementNumber, WorkerId
+from common.messages.job import SUSPECT_DEATHS
 from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
 from gateway.losses import LossReason, PlacementLost
 from gateway.spans import QueueSpan
@@ -21,10 +22,6 @@ from proto import worker_pb2 as pb
 
 _BLAMELESS = {"worker_draining": LossReason.DRAINED, "displaced": LossReason.DISPLACED}
 """Codes of workers that give a placement back for reasons that have nothing to do with it."""
-
-SUSPECT_DEATHS = 2
-"""A request that was there when so many workers died or stalled may be the cause: it runs alone from then on, so that
-its third victim, if there is one, takes nobody else's requests with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,10 @@ import msgspec
 from common.messages.ids import Epoch, GatewayId, ModelName, PlacementNumber, RequestId, TryNumber, WorkerId
 from common.messages.sampling import SamplingParams
 
+SUSPECT_DEATHS = 2
+"""A request over which so many workers died or stalled may be the cause: it runs alone from then on, so that its third
+victim, if there is one, takes nobody else's requests with it."""
+
 
 class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     """One placement of a request, addressed to one decode worker.
