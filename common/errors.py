@@ -5,11 +5,13 @@ TandemError
 │   ├── InvalidRequest          400
 │   │   └── ContextLengthExceeded
 │   ├── AuthenticationFailed    401
+│   ├── PermissionDenied        403
 │   ├── ModelNotFound           404
 │   ├── RouteNotFound           404
 │   ├── MethodNotAllowed        405
 │   ├── BodyTooLarge            413
 │   └── UnsupportedEncoding     415
+├── RateLimited                 429: this key's limit; carries `retry_after_s`
 ├── Unavailable                 503: nobody can serve this now; carries `retry_after_s`
 │   ├── Overloaded
 │   ├── Draining
@@ -17,6 +19,7 @@ TandemError
 ├── GenerationFailed            the request was accepted and then failed; one error event
 │   ├── WorkerLost
 │   ├── InvalidLogits
+│   ├── GrammarViolated         no token could continue the answer within its grammar
 │   ├── DeadlineExceeded
 │   ├── RequestCancelled        somebody asked for its end
 │   └── DoesNotFit              more tokens than the worker can ever hold
@@ -75,6 +78,10 @@ class AuthenticationFailed(RequestError):
     """No key, or one that is not known."""
 
 
+class PermissionDenied(RequestError):
+    """The key is good, but not for this: another model, a higher priority."""
+
+
 class ModelNotFound(RequestError):
     """The registry knows no such model."""
 
@@ -93,6 +100,18 @@ class BodyTooLarge(RequestError):
 
 class UnsupportedEncoding(RequestError):
     """The body's content type or encoding is not accepted."""
+
+
+class RateLimited(TandemError):
+    """One of the limits of the caller's key is reached; `limit` names it: requests, tokens or concurrency."""
+
+    is_retryable = True
+
+    def __init__(self, message: str, *, limit: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.message = message
+        self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(TandemError):
@@ -134,6 +153,10 @@ class WorkerLost(GenerationFailed):
 
 class InvalidLogits(GenerationFailed):
     """The model computed NaN for this sequence."""
+
+
+class GrammarViolated(GenerationFailed):
+    """The answer could not be continued within its grammar."""
 
 
 class DeadlineExceeded(GenerationFailed):

@@ -204,7 +204,7 @@ class Intake:
         job = live.job
         try:
             ids = unpack_ids(prompt)
-            shown = unpack_ids(job.shown)
+            shown = unpack_ids(job.choices[0].shown)
         except MalformedRecord as error:
             self._refuse(live, str(error))
             return
@@ -221,7 +221,7 @@ class Intake:
             cache_salt=job.cache_salt,
             runs_alone=job.runs_alone,
         )
-        live.ids = prompt + job.shown
+        live.ids = prompt + job.choices[0].shown
         live.prefilling_ns = time.time_ns()  # unless it is reserved for a remote prefill
         self._emitter.accepted(live, needs_prompt=False)
         self._submit(Admit(sequence, self._may_go_remote()))

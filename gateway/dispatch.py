@@ -28,7 +28,7 @@ from common.messages.registry import ModelCard
 from common.rpc.failures import reply_from
 from common.telemetry.metrics import GatewayMetrics
 from gateway.cancelling import RPC_TIMEOUT_S, Canceller, Notice
-from gateway.engine import EndOfStream, GenerateEvent, GenerateRequest, Readiness, TokenDelta
+from gateway.engine import EndOfChoice, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 from gateway.feeds import Feeds
 from gateway.losses import LossReason, PlacementLost
 from gateway.placing import Placer
@@ -117,7 +117,7 @@ class Dispatcher:
                         if end is not None:
                             yield end
                             return
-                    case EndOfStream() as end:
+                    case EndOfChoice() as end:
                         self._finish(stream)
                         yield end
                         return
@@ -182,7 +182,7 @@ class Dispatcher:
             await self._placer.await_acceptance(stream)
         return await stream.next()
 
-    async def _place_again(self, stream: Stream, loss: PlacementLost) -> EndOfStream | None:
+    async def _place_again(self, stream: Stream, loss: PlacementLost) -> EndOfChoice | None:
         """Start another placement that continues what was shown; return the end if nothing is left to continue."""
         extra = {"request_id": stream.request.request}
         logger.warning("placement %d lost: %s", stream.placement, loss.text, extra=extra)

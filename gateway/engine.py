@@ -8,7 +8,17 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.messages.ids import Fingerprint, ModelName, RequestId, WorkerId
+from common.messages.ids import (
+    ANYBODY,
+    FIRST_CHOICE,
+    ChoiceIndex,
+    Fingerprint,
+    ModelName,
+    RequestId,
+    TenantId,
+    WorkerId,
+)
+from common.messages.logprobs import TokenLogprobs
 from common.messages.registry import ModelCard
 from common.messages.sampling import SamplingParams
 
@@ -22,11 +32,12 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One choice to generate. `prompt_ids` is never empty.
+    """`num_choices` answers to one prompt. `prompt_ids` is never empty.
 
     `traceparent` and `tracestate` name the span that waits for the answer. `fingerprint` names the version of the model
     whose tokenizer made the ids. `deadline_s` is the time from the call until the request is given up, None: never.
-    `worker` names the only worker that may decode it; None: any.
+    `worker` names the only worker that may decode it; None: any. `tenant` and `priority` (higher is sooner) order those
+    that wait for room.
     """
 
     request: RequestId
@@ -39,30 +50,52 @@ class GenerateRequest:
     fingerprint: Fingerprint | None = None
     deadline_s: float | None = None
     worker: WorkerId | None = None
+    num_choices: int = 1
+    tenant: TenantId = ANYBODY
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """Generated tokens `[index, index + len(token_ids))`: in order, each exactly once.
+    """Generated tokens `[index, index + len(token_ids))` of one choice: in order, each exactly once.
 
-    `num_cached_tokens` of the prompt came from a prefix cache; the same in every delta of an answer.
+    `num_cached_tokens` of the prompt came from a prefix cache; the same in every delta of an answer. `logprobs` has one
+    entry per token if they were asked for. `prompt_logprobs`, of the prompt's tokens from the second on, come with the
+    first delta of the request if they were asked for, and with no other.
     """
 
     index: int
     token_ids: tuple[int, ...]
     num_cached_tokens: int = 0
+    choice: ChoiceIndex = FIRST_CHOICE
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class EndOfStream:
-    """The answer is complete. `num_cached_tokens` as in the deltas."""
+class StageTimes:
+    """Where an answer's time went behind the gateway, in seconds: until its last placement was accepted, until its
+    prefill began, until the first token, pulling pages (overlaps the prefill), and generating."""
+
+    queue_s: float = 0.0
+    wait_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfChoice:
+    """One choice is complete. `num_cached_tokens` as in the deltas. `times` None: its worker told none."""
 
     finish_reason: FinishReason
     num_generated: int
     num_cached_tokens: int = 0
+    choice: ChoiceIndex = FIRST_CHOICE
+    times: StageTimes | None = None
 
 
-GenerateEvent = TokenDelta | EndOfStream
+GenerateEvent = TokenDelta | EndOfChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +110,9 @@ class Engine(Protocol):
     """Generates tokens."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield deltas, then exactly one `EndOfStream`, or raise `Unavailable` or `GenerationFailed`
-        (`DeadlineExceeded` when the request's time is over, wherever it is then).
+        """Yield the deltas and one `EndOfChoice` of every choice, the choices in any order, and return behind the last;
+        or raise `Unavailable` or `GenerationFailed` (`DeadlineExceeded` when the request's time is over, wherever it is
+        then).
 
         Closing the generator, or cancelling whoever awaits it, cancels the request and releases all it holds at once.
         """

@@ -13,8 +13,8 @@ from common.broker.backoff import backoff
 from common.broker.protocols import Candidate, Placed, Whereabouts
 from common.errors import BrokerUnavailable, InvalidRequest, Overloaded, Unavailable, WorkerLost
 from common.messages.codec import pack_ids
-from common.messages.ids import GatewayId
-from common.messages.job import Job
+from common.messages.ids import FIRST_CHOICE, GatewayId
+from common.messages.job import Job, OpenChoice
 from common.messages.registry import WorkerState
 from common.telemetry.metrics import GatewayMetrics
 from gateway.feeds import Feeds
@@ -165,7 +165,7 @@ class Placer:
             num_prompt_tokens=len(request.prompt_ids),
             sampling=request.sampling,
             prompt=prompt if len(prompt) <= MAX_INLINE_BYTES else None,
-            shown=pack_ids(stream.shown),
+            choices=(OpenChoice(FIRST_CHOICE, pack_ids(stream.shown)),),
             cache_salt=request.cache_salt,
             traceparent=request.traceparent,
             tracestate=request.tracestate,

@@ -14,6 +14,8 @@ from common.errors import (
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
+    PermissionDenied,
+    RateLimited,
     RequestCancelled,
     RequestError,
     RouteNotFound,
@@ -45,6 +47,9 @@ def problem_of(error: BaseException) -> Problem:
     match error:
         case RequestError():
             return _request_problem(error)
+        case RateLimited():
+            detail = ErrorDetail(error.message, "rate_limit_error", code="rate_limit_exceeded")
+            return Problem(429, detail, _retry_after(error.retry_after_s))
         case Unavailable():
             detail = ErrorDetail(error.message, "service_unavailable", code=_unavailable_code(error))
             return Problem(503, detail, _retry_after(error.retry_after_s))
@@ -66,6 +71,8 @@ def _request_problem(error: RequestError) -> Problem:
             status, code = 400, error.code
         case AuthenticationFailed():
             status, code = 401, error.code or "invalid_api_key"
+        case PermissionDenied():
+            status, code = 403, error.code or "permission_denied"
         case ModelNotFound():
             status, code = 404, error.code or "model_not_found"
         case RouteNotFound():

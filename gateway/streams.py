@@ -15,7 +15,7 @@ from common.errors import DeadlineExceeded, GenerationFailed, WorkerLost
 from common.messages.chain import EMPTY_CHAIN, extend_chain
 from common.messages.ids import Epoch, Fingerprint, PlacementNumber, WorkerId
 from common.messages.job import SUSPECT_DEATHS
-from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
 from gateway.losses import LossReason, PlacementLost
 from gateway.spans import QueueSpan
 from proto import worker_pb2 as pb
@@ -40,7 +40,7 @@ class PlacementFailed:
     message: str
 
 
-Ending = EndOfStream | PlacementLost | PlacementFailed
+Ending = EndOfChoice | PlacementLost | PlacementFailed
 StreamItem = TokenDelta | Ending
 
 
@@ -138,7 +138,7 @@ class Stream:
         """Tokens that came from the current placement."""
         return len(self.shown) - self._num_shown_before
 
-    def finished_by_shown(self) -> EndOfStream | None:
+    def finished_by_shown(self) -> EndOfChoice | None:
         """Return the end of the answer if the shown tokens are all of it (only the terminal event was lost)."""
         sampling = self.request.sampling
         if self.shown and self.shown[-1] in sampling.stop_ids and len(self.shown) > sampling.min_tokens:
@@ -180,7 +180,7 @@ class Stream:
 
     def end(self, error: GenerationFailed) -> None:
         """End the request, whatever its placement does; an answer that is complete stays one."""
-        if self._error is None and not isinstance(self._ending, EndOfStream):
+        if self._error is None and not isinstance(self._ending, EndOfChoice):
             self._error = error
             self._has_news.set()
             self._settled.set()
@@ -299,7 +299,7 @@ class Stream:
             self.end(WorkerLost(f"{self._num_unaccepted_deaths} workers were lost over the request, last: {reason}"))
 
     def _show(self, tokens: pb.Tokens, new: list[int]) -> None:
-        if isinstance(self._ending, EndOfStream):  # an early copy may come late
+        if isinstance(self._ending, EndOfChoice):  # an early copy may come late
             return
         # What the first placement found stands: a later one may hit what the first one has computed.
         if self._num_cached_tokens is None and tokens.HasField("num_cached_tokens"):
@@ -313,8 +313,8 @@ class Stream:
         first, self._num_read = self._num_read, len(self.shown)
         return TokenDelta(first, tuple(self.shown[first:]), self._num_cached_tokens or 0)
 
-    def _end(self, reason: FinishReason) -> EndOfStream:
-        return EndOfStream(reason, len(self.shown), self._num_cached_tokens or 0)
+    def _end(self, reason: FinishReason) -> EndOfChoice:
+        return EndOfChoice(reason, len(self.shown), self._num_cached_tokens or 0)
 
     def _conclude(self, ending: Ending) -> None:
         """Note how the placement ends; only the first word counts."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from common.errors import DeadlineExceeded, GenerationFailed
 from gateway.detokenizer import Detokenizer
-from gateway.engine import EndOfStream, FinishReason, GenerateEvent, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, TokenDelta
 from gateway.patience import Patience
 from gateway.stop import StopMatcher
 
@@ -95,7 +95,7 @@ async def stream_text(
     `on_tokens` hears of newly counted tokens when they arrive. `DeadlineExceeded` after a silence of `max_silence_s`;
     `GenerationFailed` if the engine's stream stops without an end.
     """
-    end: EndOfStream | None = None
+    end: EndOfChoice | None = None
     with closing(Patience(max_silence_s)) as patience:
         async with aclosing(events):
             while end is None and not answer.has_stop_string:
@@ -108,7 +108,7 @@ async def stream_text(
                             on_tokens(answer.num_tokens - num_before)
                         if text:
                             yield TextDelta(text)
-                    case EndOfStream():
+                    case EndOfChoice():
                         end = event
                         answer.num_cached_tokens = end.num_cached_tokens
                     case None:
@@ -130,6 +130,6 @@ async def _next(events: AsyncGenerator[GenerateEvent, None], patience: Patience)
         raise
 
 
-def _finish_reason(answer: AnswerText, end: EndOfStream | None) -> FinishReason:
+def _finish_reason(answer: AnswerText, end: EndOfChoice | None) -> FinishReason:
     """A stop on the last allowed token is still a stop: it says more than the limit."""
     return FinishReason.STOP if answer.is_stopped or end is None else end.finish_reason

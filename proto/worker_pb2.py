@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/worker.proto\x12\x10tandem.worker.v1\"A\n\x07\x42inding\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\x12\x12\n\ntry_number\x18\x03 \x01(\r\"-\n\x0b\x46\x65\x65\x64Request\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"_\n\tFeedFrame\x12+\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.tandem.worker.v1.FeedEvent\x12\x11\n\tnum_steps\x18\x02 \x01(\x04\x12\x12\n\nis_stalled\x18\x03 \x01(\x08\"\x9f\x02\n\tFeedEvent\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\x12.\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32\x1a.tandem.worker.v1.AcceptedH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.tandem.worker.v1.TokensH\x00\x12.\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x1a.tandem.worker.v1.FinishedH\x00\x12*\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x18.tandem.worker.v1.FailedH\x00\x12-\n\x08try_lost\x18\x07 \x01(\x0b\x32\x19.tandem.worker.v1.TryLostH\x00\x42\x07\n\x05\x65vent\"\x19\n\x07TryLost\x12\x0e\n\x06reason\x18\x01 \x01(\t\" \n\x08\x41\x63\x63\x65pted\x12\x14\n\x0cneeds_prompt\x18\x01 \x01(\x08\"{\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x04\x12\x10\n\x08is_early\x18\x04 \x01(\x08\x12\x1e\n\x11num_cached_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x14\n\x12_num_cached_tokens\"L\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rnum_generated\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"=\n\x06\x46\x61iled\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x14\n\x0cis_retryable\x18\x03 \x01(\x08\"3\n\rCancelRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\"\r\n\x0b\x43\x61ncelReply\"@\n\rPromptRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\"\x1f\n\x0bPromptReply\x12\x10\n\x08is_known\x18\x01 \x01(\x08\"\x8b\x01\n\x0b\x42indRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Binding\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\x05\x65ntry\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_entry\"~\n\tBindReply\x12*\n\x07verdict\x18\x01 \x01(\x0e\x32\x19.tandem.worker.v1.Verdict\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\"d\n\x07PageRef\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x15\n\x08\x63hecksum\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x0b\n\t_checksum\"v\n\x0f\x41nnounceRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\x05pages\x18\x03 \x03(\x0b\x32\x19.tandem.worker.v1.PageRef\"\x9a\x01\n\rCommitRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\":\n\x0cVerdictReply\x12*\n\x07verdict\x18\x01 \x01(\x0e\x32\x19.tandem.worker.v1.Verdict\"Z\n\x0cRenewRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\x08\x62indings\x18\x03 \x03(\x0b\x32\x19.tandem.worker.v1.Binding\"[\n\nRenewReply\x12*\n\x07unknown\x18\x01 \x03(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nis_stalled\x18\x03 \x01(\x08\"L\n\x0eReleaseRequest\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x0e\n\x0cReleaseReply*\\\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x0e\n\nVERDICT_GO\x10\x01\x12\x11\n\rVERDICT_STALE\x10\x02\x12\x15\n\x11VERDICT_CANCELLED\x10\x03\x32\xe2\x01\n\x06Worker\x12\x44\n\x04\x46\x65\x65\x64\x12\x1d.tandem.worker.v1.FeedRequest\x1a\x1b.tandem.worker.v1.FeedFrame0\x01\x12H\n\x06\x43\x61ncel\x12\x1f.tandem.worker.v1.CancelRequest\x1a\x1d.tandem.worker.v1.CancelReply\x12H\n\x06Prompt\x12\x1f.tandem.worker.v1.PromptRequest\x1a\x1d.tandem.worker.v1.PromptReply2\xe6\x01\n\x06\x44\x65\x63ode\x12\x42\n\x04\x42ind\x12\x1d.tandem.worker.v1.BindRequest\x1a\x1b.tandem.worker.v1.BindReply\x12M\n\x08\x41nnounce\x12!.tandem.worker.v1.AnnounceRequest\x1a\x1e.tandem.worker.v1.VerdictReply\x12I\n\x06\x43ommit\x12\x1f.tandem.worker.v1.CommitRequest\x1a\x1e.tandem.worker.v1.VerdictReply2\x9d\x01\n\x07Prefill\x12\x45\n\x05Renew\x12\x1e.tandem.worker.v1.RenewRequest\x1a\x1c.tandem.worker.v1.RenewReply\x12K\n\x07Release\x12 .tandem.worker.v1.ReleaseRequest\x1a\x1e.tandem.worker.v1.ReleaseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/worker.proto\x12\x10tandem.worker.v1\"A\n\x07\x42inding\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\x12\x12\n\ntry_number\x18\x03 \x01(\r\"-\n\x0b\x46\x65\x65\x64Request\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"_\n\tFeedFrame\x12+\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.tandem.worker.v1.FeedEvent\x12\x11\n\tnum_steps\x18\x02 \x01(\x04\x12\x12\n\nis_stalled\x18\x03 \x01(\x08\"\x9f\x02\n\tFeedEvent\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\x12.\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32\x1a.tandem.worker.v1.AcceptedH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.tandem.worker.v1.TokensH\x00\x12.\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x1a.tandem.worker.v1.FinishedH\x00\x12*\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x18.tandem.worker.v1.FailedH\x00\x12-\n\x08try_lost\x18\x07 \x01(\x0b\x32\x19.tandem.worker.v1.TryLostH\x00\x42\x07\n\x05\x65vent\"\x19\n\x07TryLost\x12\x0e\n\x06reason\x18\x01 \x01(\t\" \n\x08\x41\x63\x63\x65pted\x12\x14\n\x0cneeds_prompt\x18\x01 \x01(\x08\"\xf8\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x04\x12\x10\n\x08is_early\x18\x04 \x01(\x08\x12\x1e\n\x11num_cached_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\r\x12\x31\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1f.tandem.worker.v1.TokenLogprobs\x12\x38\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1f.tandem.worker.v1.TokenLogprobsB\x14\n\x12_num_cached_tokens\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x89\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rnum_generated\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12+\n\x05times\x18\x05 \x01(\x0b\x32\x1c.tandem.worker.v1.StageTimes\"U\n\nStageTimes\x12\x0e\n\x06wait_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x04 \x01(\x01\"=\n\x06\x46\x61iled\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x14\n\x0cis_retryable\x18\x03 \x01(\x08\"S\n\rCancelRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\x12\x13\n\x06\x63hoice\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_choice\"\r\n\x0b\x43\x61ncelReply\"@\n\rPromptRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\"\x1f\n\x0bPromptReply\x12\x10\n\x08is_known\x18\x01 \x01(\x08\"\x8b\x01\n\x0b\x42indRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Binding\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\x05\x65ntry\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_entry\"~\n\tBindReply\x12*\n\x07verdict\x18\x01 \x01(\x0e\x32\x19.tandem.worker.v1.Verdict\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\"d\n\x07PageRef\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x15\n\x08\x63hecksum\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x0b\n\t_checksum\"v\n\x0f\x41nnounceRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\x05pages\x18\x03 \x03(\x0b\x32\x19.tandem.worker.v1.PageRef\"\x87\x02\n\rCommitRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x31\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1f.tandem.worker.v1.TokenLogprobs\x12\x38\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1f.tandem.worker.v1.TokenLogprobs\":\n\x0cVerdictReply\x12*\n\x07verdict\x18\x01 \x01(\x0e\x32\x19.tandem.worker.v1.Verdict\"Z\n\x0cRenewRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\x08\x62indings\x18\x03 \x03(\x0b\x32\x19.tandem.worker.v1.Binding\"[\n\nRenewReply\x12*\n\x07unknown\x18\x01 \x03(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nis_stalled\x18\x03 \x01(\x08\"L\n\x0eReleaseRequest\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.tandem.worker.v1.Binding\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x0e\n\x0cReleaseReply*\\\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x0e\n\nVERDICT_GO\x10\x01\x12\x11\n\rVERDICT_STALE\x10\x02\x12\x15\n\x11VERDICT_CANCELLED\x10\x03\x32\xe2\x01\n\x06Worker\x12\x44\n\x04\x46\x65\x65\x64\x12\x1d.tandem.worker.v1.FeedRequest\x1a\x1b.tandem.worker.v1.FeedFrame0\x01\x12H\n\x06\x43\x61ncel\x12\x1f.tandem.worker.v1.CancelRequest\x1a\x1d.tandem.worker.v1.CancelReply\x12H\n\x06Prompt\x12\x1f.tandem.worker.v1.PromptRequest\x1a\x1d.tandem.worker.v1.PromptReply2\xe6\x01\n\x06\x44\x65\x63ode\x12\x42\n\x04\x42ind\x12\x1d.tandem.worker.v1.BindRequest\x1a\x1b.tandem.worker.v1.BindReply\x12M\n\x08\x41nnounce\x12!.tandem.worker.v1.AnnounceRequest\x1a\x1e.tandem.worker.v1.VerdictReply\x12I\n\x06\x43ommit\x12\x1f.tandem.worker.v1.CommitRequest\x1a\x1e.tandem.worker.v1.VerdictReply2\x9d\x01\n\x07Prefill\x12\x45\n\x05Renew\x12\x1e.tandem.worker.v1.RenewRequest\x1a\x1c.tandem.worker.v1.RenewReply\x12K\n\x07Release\x12 .tandem.worker.v1.ReleaseRequest\x1a\x1e.tandem.worker.v1.ReleaseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERDICT']._serialized_start=2023
-  _globals['_VERDICT']._serialized_end=2115
+  _globals['_VERDICT']._serialized_start=2512
+  _globals['_VERDICT']._serialized_end=2604
   _globals['_BINDING']._serialized_start=40
   _globals['_BINDING']._serialized_end=105
   _globals['_FEEDREQUEST']._serialized_start=107
@@ -45,44 +45,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRYLOST']._serialized_end=566
   _globals['_ACCEPTED']._serialized_start=568
   _globals['_ACCEPTED']._serialized_end=600
-  _globals['_TOKENS']._serialized_start=602
-  _globals['_TOKENS']._serialized_end=725
-  _globals['_FINISHED']._serialized_start=727
-  _globals['_FINISHED']._serialized_end=803
-  _globals['_FAILED']._serialized_start=805
-  _globals['_FAILED']._serialized_end=866
-  _globals['_CANCELREQUEST']._serialized_start=868
-  _globals['_CANCELREQUEST']._serialized_end=919
-  _globals['_CANCELREPLY']._serialized_start=921
-  _globals['_CANCELREPLY']._serialized_end=934
-  _globals['_PROMPTREQUEST']._serialized_start=936
-  _globals['_PROMPTREQUEST']._serialized_end=1000
-  _globals['_PROMPTREPLY']._serialized_start=1002
-  _globals['_PROMPTREPLY']._serialized_end=1033
-  _globals['_BINDREQUEST']._serialized_start=1036
-  _globals['_BINDREQUEST']._serialized_end=1175
-  _globals['_BINDREPLY']._serialized_start=1177
-  _globals['_BINDREPLY']._serialized_end=1303
-  _globals['_PAGEREF']._serialized_start=1305
-  _globals['_PAGEREF']._serialized_end=1405
-  _globals['_ANNOUNCEREQUEST']._serialized_start=1407
-  _globals['_ANNOUNCEREQUEST']._serialized_end=1525
-  _globals['_COMMITREQUEST']._serialized_start=1528
-  _globals['_COMMITREQUEST']._serialized_end=1682
-  _globals['_VERDICTREPLY']._serialized_start=1684
-  _globals['_VERDICTREPLY']._serialized_end=1742
-  _globals['_RENEWREQUEST']._serialized_start=1744
-  _globals['_RENEWREQUEST']._serialized_end=1834
-  _globals['_RENEWREPLY']._serialized_start=1836
-  _globals['_RENEWREPLY']._serialized_end=1927
-  _globals['_RELEASEREQUEST']._serialized_start=1929
-  _globals['_RELEASEREQUEST']._serialized_end=2005
-  _globals['_RELEASEREPLY']._serialized_start=2007
-  _globals['_RELEASEREPLY']._serialized_end=2021
-  _globals['_WORKER']._serialized_start=2118
-  _globals['_WORKER']._serialized_end=2344
-  _globals['_DECODE']._serialized_start=2347
-  _globals['_DECODE']._serialized_end=2577
-  _globals['_PREFILL']._serialized_start=2580
-  _globals['_PREFILL']._serialized_end=2737
+  _globals['_TOKENS']._serialized_start=603
+  _globals['_TOKENS']._serialized_end=851
+  _globals['_TOKENLOGPROBS']._serialized_start=853
+  _globals['_TOKENLOGPROBS']._serialized_end=924
+  _globals['_FINISHED']._serialized_start=927
+  _globals['_FINISHED']._serialized_end=1064
+  _globals['_STAGETIMES']._serialized_start=1066
+  _globals['_STAGETIMES']._serialized_end=1151
+  _globals['_FAILED']._serialized_start=1153
+  _globals['_FAILED']._serialized_end=1214
+  _globals['_CANCELREQUEST']._serialized_start=1216
+  _globals['_CANCELREQUEST']._serialized_end=1299
+  _globals['_CANCELREPLY']._serialized_start=1301
+  _globals['_CANCELREPLY']._serialized_end=1314
+  _globals['_PROMPTREQUEST']._serialized_start=1316
+  _globals['_PROMPTREQUEST']._serialized_end=1380
+  _globals['_PROMPTREPLY']._serialized_start=1382
+  _globals['_PROMPTREPLY']._serialized_end=1413
+  _globals['_BINDREQUEST']._serialized_start=1416
+  _globals['_BINDREQUEST']._serialized_end=1555
+  _globals['_BINDREPLY']._serialized_start=1557
+  _globals['_BINDREPLY']._serialized_end=1683
+  _globals['_PAGEREF']._serialized_start=1685
+  _globals['_PAGEREF']._serialized_end=1785
+  _globals['_ANNOUNCEREQUEST']._serialized_start=1787
+  _globals['_ANNOUNCEREQUEST']._serialized_end=1905
+  _globals['_COMMITREQUEST']._serialized_start=1908
+  _globals['_COMMITREQUEST']._serialized_end=2171
+  _globals['_VERDICTREPLY']._serialized_start=2173
+  _globals['_VERDICTREPLY']._serialized_end=2231
+  _globals['_RENEWREQUEST']._serialized_start=2233
+  _globals['_RENEWREQUEST']._serialized_end=2323
+  _globals['_RENEWREPLY']._serialized_start=2325
+  _globals['_RENEWREPLY']._serialized_end=2416
+  _globals['_RELEASEREQUEST']._serialized_start=2418
+  _globals['_RELEASEREQUEST']._serialized_end=2494
+  _globals['_RELEASEREPLY']._serialized_start=2496
+  _globals['_RELEASEREPLY']._serialized_end=2510
+  _globals['_WORKER']._serialized_start=2607
+  _globals['_WORKER']._serialized_end=2833
+  _globals['_DECODE']._serialized_start=2836
+  _globals['_DECODE']._serialized_end=3066
+  _globals['_PREFILL']._serialized_start=3069
+  _globals['_PREFILL']._serialized_end=3226
 # @@protoc_insertion_point(module_scope)

@@ -220,6 +220,9 @@ class Tokens(_message.Message):
     CHAIN_FIELD_NUMBER: _builtins.int
     IS_EARLY_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """of the first id among the generated tokens"""
     chain: _builtins.int
@@ -228,8 +231,18 @@ class Tokens(_message.Message):
     """sent by the prefill worker ahead of the decode worker"""
     num_cached_tokens: _builtins.int
     """in the first event of a placement; see Finished"""
+    choice: _builtins.int
+    """which of the request's answers"""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """one per id, if asked for"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """Of the prompt's tokens from the second on, if asked for; in the first event of the first choice of a placement."""
+
     def __init__(
         self,
         *,
@@ -238,10 +251,13 @@ class Tokens(_message.Message):
         chain: _builtins.int = ...,
         is_early: _builtins.bool = ...,
         num_cached_tokens: _builtins.int | None = ...,
+        choice: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "chain", b"chain", "ids", b"ids", "index", b"index", "is_early", b"is_early", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "chain", b"chain", "choice", b"choice", "ids", b"ids", "index", b"index", "is_early", b"is_early", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
@@ -250,32 +266,108 @@ class Tokens(_message.Message):
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 
 @_typing.final
+class TokenLogprobs(_message.Message):
+    """Natural logarithms of probabilities under the raw logits; -inf is an impossible token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """of the token itself"""
+    @_builtins.property
+    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the most likely tokens, likeliest first"""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """one per top id"""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
 class Finished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     NUM_GENERATED_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """"stop" or "length" """
     num_generated: _builtins.int
     """all generated tokens, stop token included"""
     num_cached_tokens: _builtins.int
     """prompt tokens whose keys and values came from a prefix cache"""
+    choice: _builtins.int
+    """the placement is over when all of its choices are"""
+    @_builtins.property
+    def times(self) -> Global___StageTimes: ...
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         num_generated: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
+        choice: _builtins.int = ...,
+        times: Global___StageTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_generated", b"num_generated", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "num_cached_tokens", b"num_cached_tokens", "num_generated", b"num_generated", "reason", b"reason", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class StageTimes(_message.Message):
+    """Where a placement's time went, as its worker saw it, until this choice ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    TRANSFER_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    wait_s: _builtins.float
+    """from acceptance until the prefill began"""
+    prefill_s: _builtins.float
+    """until the first token, the wait of a remote task for its claimer included"""
+    transfer_s: _builtins.float
+    """from the first pulled page to the last; overlaps the prefill"""
+    decode_s: _builtins.float
+    """from the first token on"""
+    def __init__(
+        self,
+        *,
+        wait_s: _builtins.float = ...,
+        prefill_s: _builtins.float = ...,
+        transfer_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_s", b"decode_s", "prefill_s", b"prefill_s", "transfer_s", b"transfer_s", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageTimes: _TypeAlias = StageTimes  # noqa: Y015
 
 @_typing.final
 class Failed(_message.Message):
@@ -288,7 +380,7 @@ class Failed(_message.Message):
     code: _builtins.str
     """Retryable: "stale", "preempted", "worker_draining" and "displaced" by a request that runs alone (these
     two are nobody's failure and leave the budget alone).
-    Final: "invalid_request", "too_long", "invalid_logits", "deadline_exceeded".
+    Final: "invalid_request", "too_long", "invalid_logits", "grammar_violated", "deadline_exceeded".
     """
     is_retryable: _builtins.bool
     """another placement may succeed"""
@@ -309,23 +401,30 @@ Global___Failed: _TypeAlias = Failed  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
+    """With a `choice`, ends that choice of the very placement alone: its client needs no more of it. The others go on."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     placement: _builtins.int
+    choice: _builtins.int
     def __init__(
         self,
         *,
         request: _builtins.str = ...,
         placement: _builtins.int = ...,
+        choice: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_choice", b"_choice", "choice", b"choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choice", b"_choice", "choice", b"choice", "placement", b"placement", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__choice: _TypeAlias = _typing.Literal["choice"]  # noqa: Y015
+    _WhichOneofArgType__choice: _TypeAlias = _typing.Literal["_choice", b"_choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__choice) -> _WhichOneofReturnType__choice | None: ...
 
 Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 
@@ -531,6 +630,8 @@ class CommitRequest(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     token: _builtins.int
     num_cached_tokens: _builtins.int
@@ -540,6 +641,14 @@ class CommitRequest(_message.Message):
     """of the prefill's span, which the transfer's links to"""
     @_builtins.property
     def binding(self) -> Global___Binding: ...
+    @_builtins.property
+    def logprobs(self) -> Global___TokenLogprobs:
+        """of `token`, if asked for"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """of the prompt's tokens from the second on, if asked for"""
+
     def __init__(
         self,
         *,
@@ -549,10 +658,12 @@ class CommitRequest(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         failure: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        logprobs: Global___TokenLogprobs | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "epoch", b"epoch", "failure", b"failure", "num_cached_tokens", b"num_cached_tokens", "token", b"token", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "epoch", b"epoch", "failure", b"failure", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "token", b"token", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

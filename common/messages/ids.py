@@ -22,6 +22,17 @@ PlacementNumber = NewType("PlacementNumber", int)
 TryNumber = NewType("TryNumber", int)
 """Counts the prefill tries of one placement, from 1; numbered by its decode worker."""
 
+ChoiceIndex = NewType("ChoiceIndex", int)
+"""Number of one of a request's answers to the same prompt (OpenAI's `n`), from 0."""
+
+FIRST_CHOICE = ChoiceIndex(0)
+
+TenantId = NewType("TenantId", str)
+"""Whose limits and fair share a request counts against: the id of an API key, never the key itself."""
+
+ANYBODY = TenantId("")
+"""The tenant of requests without a key."""
+
 BlockId = NewType("BlockId", int)
 Generation = NewType("Generation", int)
 """Changes every time a page's owner lets the page be reused."""

@@ -5,7 +5,19 @@
 
 import msgspec
 
-from common.messages.ids import Epoch, GatewayId, ModelName, PlacementNumber, RequestId, TryNumber, WorkerId
+from common.messages.ids import (
+    ANYBODY,
+    FIRST_CHOICE,
+    ChoiceIndex,
+    Epoch,
+    GatewayId,
+    ModelName,
+    PlacementNumber,
+    RequestId,
+    TenantId,
+    TryNumber,
+    WorkerId,
+)
 from common.messages.sampling import SamplingParams
 
 SUSPECT_DEATHS = 2
@@ -13,16 +25,26 @@ SUSPECT_DEATHS = 2
 victim, if there is one, takes nobody else's requests with it."""
 
 
+class OpenChoice(msgspec.Struct, frozen=True):
+    """A choice that has not ended. `shown` holds the ids (`pack_ids`) that the client already has of it: they are
+    continued, never sampled again."""
+
+    choice: ChoiceIndex
+    shown: bytes = b""
+
+
 class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     """One placement of a request, addressed to one decode worker.
 
     `prompt` holds the token ids of the prompt (`pack_ids`), or None when they are too many for Redis and travel from
-    the gateway on acceptance. `shown` holds the ids that the client has already received: they are continued, never
-    sampled again. `num_prompt_tokens` counts the prompt alone.
+    the gateway on acceptance. `choices` names those that are still to be generated, at least one, in ascending order.
+    `num_prompt_tokens` counts the prompt alone.
 
     `time_left_s` is what was left until the request's deadline when it was placed, None without one: durations travel,
     not clock times. `num_deaths` counts the processes that died or stalled over the request so far; one that
     `runs_alone` saw so many that it is computed beside nobody else.
+
+    `priority` (higher is sooner) and `tenant` (whose fair share it is) order the waiting jobs.
     """
 
     request: RequestId
@@ -32,20 +54,22 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     num_prompt_tokens: int
     sampling: SamplingParams
     prompt: bytes | None = None
-    shown: bytes = b""
+    choices: tuple[OpenChoice, ...] = (OpenChoice(FIRST_CHOICE),)
     cache_salt: str = ""
     traceparent: str = ""
     tracestate: str = ""
     time_left_s: float | None = None
     runs_alone: bool = False
     num_deaths: int = 0
+    tenant: TenantId = ANYBODY
+    priority: int = 0
 
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill_task", tag_field="kind"):
     """An offer to prefill one sequence, published by the decode worker that has reserved the pages for it.
 
     The ids are not here: the claimer receives them when it binds. `num_tokens` counts prompt and shown tokens; the
-    token to sample has index `num_tokens - num_prompt_tokens` among the generated ones.
+    token to sample has index `num_tokens - num_prompt_tokens` among the generated ones of `choice`.
     """
 
     request: RequestId
@@ -60,3 +84,4 @@ class PrefillTask(msgspec.Struct, frozen=True, tag="prefill_task", tag_field="ki
     cache_salt: str = ""
     traceparent: str = ""
     tracestate: str = ""
+    choice: ChoiceIndex = FIRST_CHOICE

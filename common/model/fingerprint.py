@@ -8,7 +8,7 @@ from common.cache.layout import KVLayout
 from common.messages.ids import Fingerprint
 from common.model.config import ModelConfig
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raise it whenever bind, announce, commit or the page header change their meaning."""
 
 PAGE_LAYOUT = "block|layer|kv|head|token|dim"

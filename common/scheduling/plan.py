@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from common.messages.ids import BlockId
+from common.messages.logprobs import TokenLogprobs
 from common.scheduling.sequence import Sequence, SequenceKey
 
 
@@ -17,10 +19,20 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a whole page within the pool, before anything is computed."""
+
+    source: BlockId
+    target: BlockId
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Chunks to compute in this step, decoding sequences (length 1) first. Empty: nothing to do."""
+    """Chunks to compute in this step, decoding sequences (length 1) first, and pages to copy before that. Without
+    chunks: nothing to do."""
 
     chunks: tuple[Chunk, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -39,7 +51,15 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled token by sequence. A sequence in `invalid` had NaN logits: no token was sampled for it."""
+    """Sampled token by sequence. A sequence in `invalid` had NaN logits, one in `violated` could not go on within its
+    grammar: no token was sampled for them.
+
+    `logprobs` belong to the sampled tokens; `prompt_logprobs[key]` to the tokens of the chunk and the one behind it, as
+    far as they are the prompt's and not its first. Both only where asked for.
+    """
 
     tokens: Mapping[SequenceKey, int]
     invalid: frozenset[SequenceKey] = field(default_factory=frozenset)
+    violated: frozenset[SequenceKey] = field(default_factory=frozenset)
+    logprobs: Mapping[SequenceKey, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[SequenceKey, tuple[TokenLogprobs, ...]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from common.messages.logprobs import TokenLogprobs
 from common.scheduling.emission import FailureCode
 from common.scheduling.sequence import SequenceKey
 
@@ -12,6 +13,7 @@ class Progress:
 
     The last block of a prompt counts, even if it is not full, once `token` (the first sampled one) is there. `failure`
     means that the sequence is over and its pages are released. `num_cached` tokens came from the prefix cache.
+    `logprobs` of `token` and those of the whole prompt come with it, if asked for.
     """
 
     key: SequenceKey
@@ -19,3 +21,5 @@ class Progress:
     token: int | None = None
     failure: FailureCode | None = None
     num_cached: int = 0
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

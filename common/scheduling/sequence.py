@@ -9,19 +9,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.cache.prefix import HashChain
-from common.messages.ids import BlockId, PlacementNumber, RequestId, TryNumber
+from common.messages.ids import FIRST_CHOICE, BlockId, ChoiceIndex, PlacementNumber, RequestId, TryNumber
+from common.messages.logprobs import TokenLogprobs
 from common.messages.sampling import SamplingParams
 
 
 class SequenceKey(NamedTuple):
     """What a sequence is called in every queue, map and message of a worker.
 
-    A prefill worker tells the tries of a placement apart; on a decode worker they are one sequence.
+    A prefill worker tells the tries of a placement apart; on a decode worker they are one sequence per choice.
     """
 
     request: RequestId
     placement: PlacementNumber
     try_number: TryNumber = TryNumber(0)
+    choice: ChoiceIndex = FIRST_CHOICE
 
 
 class FinishReason(enum.StrEnum):
@@ -51,6 +53,8 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they are computed; only where asked for."""
     hash_chain: HashChain = field(init=False)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,8 @@ FREEZE_S = 8.0
 """Longer than a gateway waits for a sign of life (4 s)."""
 
 MAX_FAILURES = 3
+POISON_TOKENS = 1000
+"""More than a worker can have sent before the first of them has killed it."""
 LEAVE_S = 40.0
 
 SEAM_BODIES: Mapping[str, Mapping[str, Any]] = {
@@ -102,7 +104,7 @@ async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
     """Whenever a worker has computed a token of it, the worker dies: after three of them it is over."""
     stager = Stager(cluster, plain)
     neighbours = await stager.bystanders("gateway-0")
-    poison = Ask(cluster.url(), completion(31, 100, max_tokens=50, temperature=0, stream=True))
+    poison = Ask(cluster.url(), completion(31, 100, max_tokens=POISON_TOKENS, temperature=0, stream=True))
     is_about = about(cluster, poison)
     killed: set[int] = set()  # processes: what one has sent before its death may come in several frames
 

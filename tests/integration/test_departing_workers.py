@@ -8,7 +8,7 @@ import pytest
 from common.messages.ids import RequestId
 from common.messages.registry import WorkerHealth
 from common.messages.sampling import SamplingParams
-from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
 from proto import worker_pb2 as pb
 from tests.support.dispatch_harness import (
     DispatchHarness,
@@ -61,7 +61,7 @@ async def test_b050_an_assigned_request_is_answered_by_another_worker(
     again = await job_of(other)
     assert again.placement > job.placement
     answer(other, again, [9, 10])
-    assert await running == [TokenDelta(0, (9, 10)), EndOfStream(FinishReason.LENGTH, 2)]
+    assert await running == [TokenDelta(0, (9, 10)), EndOfChoice(FinishReason.LENGTH, 2)]
 
 
 async def test_b050_a_draining_worker_gives_an_assigned_request_back(gateway: DispatchHarness) -> None:
@@ -73,4 +73,4 @@ async def test_b050_a_draining_worker_gives_an_assigned_request_back(gateway: Di
     await leaver.beat(health=WorkerHealth.DRAINING)
     leaver.send(job, failed=pb.Failed(message="it leaves", code="worker_draining", is_retryable=True))
     answer(other, await job_of(other), [9, 10])
-    assert await running == [TokenDelta(0, (9, 10)), EndOfStream(FinishReason.LENGTH, 2)]
+    assert await running == [TokenDelta(0, (9, 10)), EndOfChoice(FinishReason.LENGTH, 2)]

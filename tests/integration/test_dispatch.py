@@ -10,7 +10,7 @@ from common.messages.chain import chain_of
 from common.messages.codec import pack_ids, unpack_ids
 from common.messages.ids import PlacementNumber, RequestId
 from common.messages.sampling import SamplingParams
-from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
 from proto import worker_pb2 as pb
 from tests.support.dispatch_harness import DEADLINE_S, MAX_FAILURES, DispatchHarness, answer, ids_of, job_of, quicken
 from tests.support.polling import until
@@ -38,7 +38,7 @@ async def test_a_request_is_placed_and_streamed(gateway: DispatchHarness) -> Non
     assert job.prompt is not None
     assert unpack_ids(job.prompt) == [5, 6, 7]
     answer(worker, job, [9, 10])
-    assert await running == [TokenDelta(0, (9, 10)), EndOfStream(FinishReason.LENGTH, 2)]
+    assert await running == [TokenDelta(0, (9, 10)), EndOfChoice(FinishReason.LENGTH, 2)]
     assert gateway.dispatcher.num_streams == 0
     assert worker.cancels.empty()
 
@@ -81,11 +81,11 @@ async def test_a_lost_worker_is_replaced_and_the_stream_continues(gateway: Dispa
     second = await gateway.add_worker("decode-1", 2)
     await first.stop()
     again = await job_of(second)
-    assert (again.placement, unpack_ids(again.shown)) == (2, [9, 10])
+    assert (again.placement, unpack_ids(again.choices[0].shown)) == (2, [9, 10])
     answer(second, again, [11])
     events = await running
     assert ids_of(events) == [9, 10, 11]
-    assert events[-1] == EndOfStream(FinishReason.LENGTH, 3)
+    assert events[-1] == EndOfChoice(FinishReason.LENGTH, 3)
 
 
 async def test_an_unaccepted_job_is_placed_again(gateway: DispatchHarness) -> None:
@@ -108,7 +108,7 @@ async def test_a_diverging_worker_is_cancelled_and_shown_tokens_win(gateway: Dis
     async with asyncio.timeout(DEADLINE_S):
         assert await worker.cancels.get() == ("r", 1)
     again = await job_of(worker)
-    assert unpack_ids(again.shown) == [9]
+    assert unpack_ids(again.choices[0].shown) == [9]
     answer(worker, again, [11])
     assert ids_of(await running) == [9, 11]
 
@@ -190,4 +190,4 @@ async def test_only_the_terminal_event_was_lost(gateway: DispatchHarness) -> Non
     job = await job_of(worker)
     answer(worker, job, [9, 10], finish=None)
     await worker.stop()
-    assert await running == [TokenDelta(0, (9, 10)), EndOfStream(FinishReason.LENGTH, 2)]
+    assert await running == [TokenDelta(0, (9, 10)), EndOfChoice(FinishReason.LENGTH, 2)]

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from common.errors import BrokerUnavailable, Overloaded, WorkerLost
 from common.messages.codec import pack_ids, unpack_ids
-from common.messages.ids import PlacementNumber, RequestId
-from common.messages.job import Job
+from common.messages.ids import FIRST_CHOICE, PlacementNumber, RequestId
+from common.messages.job import Job, OpenChoice
 from gateway import placing as placing_module
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, ids_of, job_of, quicken
 from tests.support.dispatch_scenes import Away, make_request, start_waiting, until_waiting
@@ -36,7 +36,7 @@ class TestWaiting:
         await until_waiting(gateway, 2)
         restarted = await gateway.add_worker("decode-0", 2)
         again = await job_of(restarted)
-        assert unpack_ids(again.shown) == [9]
+        assert unpack_ids(again.choices[0].shown) == [9]
         answer(restarted, again, [10])
         assert ids_of(await running) == [9, 10]
 
@@ -188,4 +188,4 @@ class TestRedisAway:
 
 def replaced(job: Job, shown: list[int]) -> Job:
     """Return the second placement of a job."""
-    return replace(job, placement=PlacementNumber(2), shown=pack_ids(shown))
+    return replace(job, placement=PlacementNumber(2), choices=(OpenChoice(FIRST_CHOICE, pack_ids(shown)),))

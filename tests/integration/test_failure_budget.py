@@ -10,7 +10,7 @@ from common.messages.ids import PlacementNumber, RequestId
 from common.messages.job import Job
 from common.messages.registry import WorkerHealth
 from common.telemetry.metrics import FAILOVER_REASONS
-from gateway.engine import EndOfStream, FinishReason
+from gateway.engine import EndOfChoice, FinishReason
 from gateway.losses import LossReason
 from proto import worker_pb2 as pb
 from tests.support.dispatch_harness import DEADLINE_S, MAX_FAILURES, DispatchHarness, answer, ids_of, job_of, quicken
@@ -98,7 +98,7 @@ class TestBudget:
             await until_waiting(gateway, placement + 1)
         last = await gateway.add_worker("decode-last", 99)
         answer(last, await job_of(last), [9])
-        assert (await running)[-1] == EndOfStream(FinishReason.LENGTH, 1)
+        assert (await running)[-1] == EndOfChoice(FinishReason.LENGTH, 1)
         assert gateway.count("failovers", reason="drained") == MAX_FAILURES + 1
 
     async def test_a_draining_worker_hands_back_what_it_has_not_accepted(self, gateway: DispatchHarness) -> None:

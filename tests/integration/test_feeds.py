@@ -54,7 +54,7 @@ async def start(gateway: DispatchHarness, worker: ScriptedWorker) -> tuple[async
 async def go_on(gateway: DispatchHarness, other: ScriptedWorker, running: asyncio.Task[list[GenerateEvent]]) -> None:
     """Let the request end on that worker."""
     again = await job_of(other)
-    assert unpack_ids(again.shown) == [9]
+    assert unpack_ids(again.choices[0].shown) == [9]
     answer(other, again, [10])
     assert ids_of(await running) == [9, 10]
 

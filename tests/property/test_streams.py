@@ -19,7 +19,7 @@ from common.errors import WorkerLost
 from common.messages.chain import chain_of
 from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
-from gateway.engine import EndOfStream, GenerateRequest, TokenDelta
+from gateway.engine import EndOfChoice, GenerateRequest, TokenDelta
 from gateway.losses import LossReason, PlacementLost
 from gateway.streams import Ending, PlacementFailed, Source, Stream, StreamItem
 from proto import worker_pb2 as pb
@@ -150,7 +150,7 @@ class StreamMachine(RuleBasedStateMachine):
         author.is_done = True
         finished = pb.Finished(reason="length", num_generated=len(author.tokens))
         is_whole = len(author.tokens) == len(self.shown)
-        self._hear(source, placement, EndOfStream if is_whole else PlacementLost, finished=finished)
+        self._hear(source, placement, EndOfChoice if is_whole else PlacementLost, finished=finished)
 
     @rule(who=whos, is_retryable=st.booleans())
     def fail(self, who: int, is_retryable: bool) -> None:
@@ -181,7 +181,7 @@ class StreamMachine(RuleBasedStateMachine):
         """Its time is over, or its failure budget is spent."""
         if not is_due:
             return
-        self.is_ended |= self._placement(0).ends_by is not EndOfStream
+        self.is_ended |= self._placement(0).ends_by is not EndOfChoice
         self.stream.end(WorkerLost("the request has failed too often"))
 
     @rule()
@@ -198,7 +198,7 @@ class StreamMachine(RuleBasedStateMachine):
             return
         assert (item and type(item)) == self._placement(0).ends_by
         match item:
-            case EndOfStream():
+            case EndOfChoice():
                 assert item.num_generated == len(self.read)
                 self.stream.is_over = True
             case PlacementFailed():

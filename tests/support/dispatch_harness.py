@@ -119,7 +119,7 @@ class DispatchHarness:
 def answer(worker: ScriptedWorker, job: Job, ids: list[int], *, finish: str | None = "length") -> None:
     """Accept the job, send the ids that come after what was shown, finish."""
     worker.accept(job)
-    shown = unpack_ids(job.shown)
+    shown = unpack_ids(job.choices[0].shown)
     worker.send(job, tokens=pb.Tokens(index=len(shown), ids=ids, chain=chain_of(shown)))
     if finish is not None:
         worker.send(job, finished=pb.Finished(reason=finish, num_generated=len(shown) + len(ids)))

@@ -12,8 +12,8 @@ from common.broker.memory_broker import MemoryBroker
 from common.broker.protocols import Candidate
 from common.messages.chain import chain_of
 from common.messages.codec import pack_ids
-from common.messages.ids import GatewayId, PlacementNumber, RequestId
-from common.messages.job import Job
+from common.messages.ids import FIRST_CHOICE, GatewayId, PlacementNumber, RequestId
+from common.messages.job import Job, OpenChoice
 from common.messages.registry import WorkerRecord
 from common.messages.sampling import SamplingParams
 from common.rpc.channels import Channels
@@ -55,7 +55,7 @@ def make_job(
         num_prompt_tokens=len(prompt),
         sampling=SamplingParams(seed=1, max_tokens=max_tokens, temperature=0.0, stop_ids=stop_ids),
         prompt=pack_ids(prompt) if has_prompt else None,
-        shown=pack_ids(shown),
+        choices=(OpenChoice(FIRST_CHOICE, pack_ids(shown)),),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from common.messages.registry import ModelCard
-from gateway.engine import EndOfStream, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 
 DEADLINE_S = 5.0
 
@@ -91,14 +91,14 @@ async def _play(script: list[Step], max_tokens: int) -> AsyncGenerator[GenerateE
                 yield TokenDelta(num_generated, ids)
                 num_generated += len(ids)
                 if num_generated == max_tokens:
-                    yield EndOfStream(FinishReason.LENGTH, num_generated)
+                    yield EndOfChoice(FinishReason.LENGTH, num_generated)
                     return
             case Until(event):
                 await event.wait()
             case Silence():
                 await asyncio.Event().wait()
             case Stop(reason, num_cached):
-                yield EndOfStream(reason, num_generated, num_cached)
+                yield EndOfChoice(reason, num_generated, num_cached)
                 return
             case Vanish():
                 return

@@ -15,7 +15,7 @@ from common.telemetry.metrics import GatewayMetrics
 from gateway import canary
 from gateway.canary import FIRST_PAUSE_S, STILL_S, Canary, proof_window_s, time_limit_s
 from gateway.canary_targets import CanaryTarget
-from gateway.engine import EndOfStream, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 from gateway.proofs import Proofs
 from gateway.streams import Source
 from tests.support.polling import turns
@@ -39,7 +39,7 @@ Script = list[GenerateEvent | Exception | float]
 RETURNED: Script = [
     TokenDelta(0, (1,)),
     TokenDelta(1, (2,)),
-    EndOfStream(FinishReason.LENGTH, 2),
+    EndOfChoice(FinishReason.LENGTH, 2),
 ]
 
 

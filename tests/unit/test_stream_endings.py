@@ -3,7 +3,7 @@
 from common.messages.chain import chain_of
 from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
-from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
 from gateway.streams import Source, Stream
 from proto import worker_pb2 as pb
 
@@ -23,4 +23,4 @@ async def test_an_early_copy_behind_the_end_changes_nothing() -> None:
         event.request, event.placement = "r", 1
         stream.take(PREFILL if event.tokens.is_early else DECODE, event)
     assert await stream.next() == TokenDelta(0, (7,))
-    assert await stream.next() == EndOfStream(FinishReason.STOP, 1)
+    assert await stream.next() == EndOfChoice(FinishReason.STOP, 1)

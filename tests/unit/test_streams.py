@@ -9,7 +9,7 @@ from common.errors import DeadlineExceeded, RequestCancelled, WorkerLost
 from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
 from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
-from gateway.engine import EndOfStream, FinishReason, GenerateRequest, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
 from gateway.losses import LossReason, PlacementLost
 from gateway.streams import PlacementFailed, Source, Stream, StreamItem
 from proto import worker_pb2 as pb
@@ -50,7 +50,7 @@ async def test_tokens_then_end() -> None:
     stream = make_stream()
     for event in (accepted(), tokens(0, [7], []), tokens(1, [8, 9], [7]), finished(3)):
         assert stream.take(DECODE, event)
-    assert await drain(stream, 2) == [TokenDelta(0, (7, 8, 9)), EndOfStream(FinishReason.LENGTH, 3)]
+    assert await drain(stream, 2) == [TokenDelta(0, (7, 8, 9)), EndOfChoice(FinishReason.LENGTH, 3)]
 
 
 async def test_tokens_are_read_as_they_come() -> None:
@@ -86,7 +86,7 @@ async def test_b107_a_reader_that_lags_costs_bytes_per_token() -> None:
     stream.take(DECODE, finished(num_tokens))
     assert await drain(stream, 2) == [
         TokenDelta(0, tuple(range(num_tokens))),
-        EndOfStream(FinishReason.LENGTH, num_tokens),
+        EndOfChoice(FinishReason.LENGTH, num_tokens),
     ]
 
 
@@ -117,7 +117,7 @@ async def test_b053_the_first_frame_tells_what_was_cached() -> None:
     stream.take(DECODE, cached(0, [7], [], 32))
     stream.take(DECODE, tokens(1, [8], [7]))
     stream.take(DECODE, finished(2))
-    assert await drain(stream, 2) == [TokenDelta(1, (8,), 32), EndOfStream(FinishReason.LENGTH, 2, 32)]
+    assert await drain(stream, 2) == [TokenDelta(1, (8,), 32), EndOfChoice(FinishReason.LENGTH, 2, 32)]
 
 
 async def test_b053_a_later_placement_s_hits_are_not_the_client_s() -> None:
@@ -155,7 +155,7 @@ async def test_an_early_copy_behind_the_end_changes_nothing() -> None:
     stream.take(DECODE, accepted())
     stream.take(DECODE, finished(0))
     stream.take(PREFILL, tokens(0, [7], [], early=True))
-    assert await drain(stream, 1) == [EndOfStream(FinishReason.LENGTH, 0)]
+    assert await drain(stream, 1) == [EndOfChoice(FinishReason.LENGTH, 0)]
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,11 @@ async def test_a_lost_terminal_event_is_recognised() -> None:
     at_limit = make_stream(max_tokens=1)
     at_limit.take(DECODE, accepted())
     at_limit.take(DECODE, tokens(0, [7], []))
-    assert at_limit.finished_by_shown() == EndOfStream(FinishReason.LENGTH, 1)
+    assert at_limit.finished_by_shown() == EndOfChoice(FinishReason.LENGTH, 1)
     stopped = make_stream()
     stopped.take(DECODE, accepted())
     stopped.take(DECODE, tokens(0, [2], []))
-    assert stopped.finished_by_shown() == EndOfStream(FinishReason.STOP, 1)
+    assert stopped.finished_by_shown() == EndOfChoice(FinishReason.STOP, 1)
     assert make_stream().finished_by_shown() is None
 
 
@@ -296,7 +296,7 @@ async def test_a_complete_answer_cannot_be_ended() -> None:
     for event in (accepted(), tokens(0, [7], []), finished(1)):
         stream.take(DECODE, event)
     stream.end(DeadlineExceeded("over"))
-    assert await drain(stream, 2) == [TokenDelta(0, (7,)), EndOfStream(FinishReason.LENGTH, 1)]
+    assert await drain(stream, 2) == [TokenDelta(0, (7,)), EndOfChoice(FinishReason.LENGTH, 1)]
 
 
 async def test_failures_and_deaths_are_told_apart() -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from common.errors import DeadlineExceeded, GenerationFailed, WorkerLost
-from gateway.engine import EndOfStream, FinishReason, GenerateEvent, TokenDelta
+from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, TokenDelta
 from gateway.text_stream import AnswerText, TextDelta, TextEnd, stream_text
 from gateway.tokenizer import ModelTokenizer
 from tests.support.tiny_tokenizer import EOS, byte_ids, byte_level_tokenizer, id_of, tiny_card
@@ -36,7 +36,7 @@ class Source:
             self.is_closed = True
 
 
-def tokens(ids: list[int], end: EndOfStream | None = None) -> Source:
+def tokens(ids: list[int], end: EndOfChoice | None = None) -> Source:
     deltas = [TokenDelta(index, (token_id,)) for index, token_id in enumerate(ids)]
     return Source(*deltas, *([end] if end else []))
 
@@ -68,7 +68,7 @@ def ids_of(*words: str) -> list[int]:
     ids=["end before the limit", "end on the last allowed token", "limit"],
 )
 async def test_b005_finish_reason(ids: list[int], reported: FinishReason, reason: FinishReason) -> None:
-    text, end = await read(tokens(ids, EndOfStream(reported, len(ids), 2)))
+    text, end = await read(tokens(ids, EndOfChoice(reported, len(ids), 2)))
     assert text == TOKENIZER.decode(ids)
     assert end == TextEnd(reason, len(ids), 2)
 
@@ -79,30 +79,30 @@ async def test_b053_a_stop_string_does_not_hide_what_was_cached() -> None:
 
 
 async def test_b005_stop_string_on_the_last_allowed_token() -> None:
-    text, end = await read(tokens(byte_ids(TOKENIZER, "abST"), EndOfStream(LENGTH, 4)), ["ST"])
+    text, end = await read(tokens(byte_ids(TOKENIZER, "abST"), EndOfChoice(LENGTH, 4)), ["ST"])
     assert (text, end.finish_reason) == ("ab", STOP)
 
 
 async def test_b006_stop_spanning_tokens() -> None:
     words = ["AB", "CD", "EF", "GH", "I", "J", "Ġ", "x"]
-    source = tokens(ids_of(*words), EndOfStream(LENGTH, len(words)))
+    source = tokens(ids_of(*words), EndOfChoice(LENGTH, len(words)))
     text, end = await read(source, ["DEFGHIJ"])
     assert (text, end.finish_reason) == ("ABC", STOP)
     assert end.num_tokens == source.num_played == 6
 
 
 async def test_b006_tokens_of_the_same_delta_behind_the_stop_do_not_count() -> None:
-    source = Source(TokenDelta(0, tuple(byte_ids(TOKENIZER, "aSTbc"))), EndOfStream(LENGTH, 5))
+    source = Source(TokenDelta(0, tuple(byte_ids(TOKENIZER, "aSTbc"))), EndOfChoice(LENGTH, 5))
     text, end = await read(source, ["ST"])
     assert (text, end.num_tokens) == ("a", 3)
 
 
 async def test_b006_a_stop_that_never_completes_is_shown() -> None:
-    assert (await read(tokens(byte_ids(TOKENIZER, "aS"), EndOfStream(LENGTH, 2)), ["ST"]))[0] == "aS"
+    assert (await read(tokens(byte_ids(TOKENIZER, "aS"), EndOfChoice(LENGTH, 2)), ["ST"]))[0] == "aS"
 
 
 async def test_min_tokens_defers_stop_strings() -> None:
-    source = tokens(byte_ids(TOKENIZER, "SabSc"), EndOfStream(LENGTH, 5))
+    source = tokens(byte_ids(TOKENIZER, "SabSc"), EndOfChoice(LENGTH, 5))
     assert (await read(source, ["S"], min_tokens=3))[0] == "Sab"
 
 
@@ -115,20 +115,20 @@ async def test_the_stop_token_is_not_shown_even_if_it_is_text() -> None:
 
 async def test_ignored_end_tokens_go_on_and_stay_hidden() -> None:
     ids = [*byte_ids(TOKENIZER, "a"), END_ID, *byte_ids(TOKENIZER, "b")]
-    text, end = await read(tokens(ids, EndOfStream(LENGTH, 3)), ignore_eos=True)
+    text, end = await read(tokens(ids, EndOfChoice(LENGTH, 3)), ignore_eos=True)
     assert (text, end.finish_reason, end.num_tokens) == ("ab", LENGTH, 3)
 
 
 async def test_b009_half_a_character_at_the_end() -> None:
     ids = byte_ids(TOKENIZER, "a日")[:-1]
-    text, end = await read(tokens(ids, EndOfStream(LENGTH, len(ids))))
+    text, end = await read(tokens(ids, EndOfChoice(LENGTH, len(ids))))
     assert text == "a\ufffd" == TOKENIZER.decode(ids)
     assert end.finish_reason == LENGTH
 
 
 async def test_b009_half_a_character_before_a_stop_string() -> None:
     ids = [*byte_ids(TOKENIZER, "日")[:-1], *byte_ids(TOKENIZER, "S")]
-    assert (await read(tokens(ids, EndOfStream(LENGTH, 3)), ["S"]))[0] == "\ufffd"
+    assert (await read(tokens(ids, EndOfChoice(LENGTH, 3)), ["S"]))[0] == "\ufffd"
 
 
 async def test_b001_an_end_without_a_reason_is_an_error() -> None:
