@@ -24,17 +24,53 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eproto/tandem/v1/generate.proto\x12\ttandem.v1\"\x1b\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x1f\n\x0b\x43\x61ncelReply\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x32H\n\nGeneration\x12:\n\x06\x43\x61ncel\x12\x18.tandem.v1.CancelRequest\x1a\x16.tandem.v1.CancelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eproto/tandem/v1/generate.proto\x12\ttandem.v1\"\xe1\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.tandem.v1.ConversationH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x13\n\x0bnum_choices\x18\x06 \x01(\r\x12\x12\n\nwants_text\x18\x07 \x01(\x08\x12\x17\n\x0fwants_token_ids\x18\x08 \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x17\n\x0fincludes_timing\x18\x0c \x01(\x08\x42\x08\n\x06promptB\x0f\n\r_num_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"4\n\x0c\x43onversation\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.tandem.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xf3\x04\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x12H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\n\x88\x01\x01\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x36\n\nlogit_bias\x18\x0e \x03(\x0b\x32\".tandem.v1.Sampling.LogitBiasEntry\x12\x15\n\x0bjson_schema\x18\x0f \x01(\tH\x00\x12\x0f\n\x05regex\x18\x10 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\t\n\x07grammarB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokens\"\xb1\x01\n\x10GenerateResponse\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.tandem.v1.StartedH\x00\x12!\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.tandem.v1.DeltaH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.tandem.v1.FinishedH\x00\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x10.tandem.v1.UsageH\x00\x42\x07\n\x05\x65vent\"?\n\x07Started\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\"c\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\"e\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12#\n\x03top\x18\x04 \x03(\x0b\x32\x16.tandem.v1.Alternative\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"*\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"~\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12!\n\x06timing\x18\x04 \x01(\x0b\x32\x11.tandem.v1.Timing\"\xac\x01\n\x06Timing\x12\x13\n\x0b\x61\x64mission_s\x18\x01 \x01(\x01\x12\x12\n\ntokenize_s\x18\x02 \x01(\x01\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x12\n\ntransfer_s\x18\x06 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x07 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x08 \x01(\x01\x12\x0f\n\x07total_s\x18\t \x01(\x01\"\x13\n\x11ListModelsRequest\"3\n\x0fListModelsReply\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"M\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\"\x1b\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x1f\n\x0b\x43\x61ncelReply\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x32\xd7\x01\n\nGeneration\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12\x46\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1a.tandem.v1.ListModelsReply\x12:\n\x06\x43\x61ncel\x12\x18.tandem.v1.CancelRequest\x1a\x16.tandem.v1.CancelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.tandem.v1.generate_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CANCELREQUEST']._serialized_start=45
-  _globals['_CANCELREQUEST']._serialized_end=72
-  _globals['_CANCELREPLY']._serialized_start=74
-  _globals['_CANCELREPLY']._serialized_end=105
-  _globals['_GENERATION']._serialized_start=107
-  _globals['_GENERATION']._serialized_end=179
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_GENERATEREQUEST']._serialized_start=46
+  _globals['_GENERATEREQUEST']._serialized_end=399
+  _globals['_TOKENIDS']._serialized_start=401
+  _globals['_TOKENIDS']._serialized_end=424
+  _globals['_CONVERSATION']._serialized_start=426
+  _globals['_CONVERSATION']._serialized_end=478
+  _globals['_MESSAGE']._serialized_start=480
+  _globals['_MESSAGE']._serialized_end=520
+  _globals['_SAMPLING']._serialized_start=523
+  _globals['_SAMPLING']._serialized_end=1150
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=940
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=988
+  _globals['_GENERATERESPONSE']._serialized_start=1153
+  _globals['_GENERATERESPONSE']._serialized_end=1330
+  _globals['_STARTED']._serialized_start=1332
+  _globals['_STARTED']._serialized_end=1395
+  _globals['_DELTA']._serialized_start=1397
+  _globals['_DELTA']._serialized_end=1496
+  _globals['_TOKENLOGPROB']._serialized_start=1498
+  _globals['_TOKENLOGPROB']._serialized_end=1599
+  _globals['_ALTERNATIVE']._serialized_start=1601
+  _globals['_ALTERNATIVE']._serialized_end=1664
+  _globals['_FINISHED']._serialized_start=1666
+  _globals['_FINISHED']._serialized_end=1708
+  _globals['_USAGE']._serialized_start=1710
+  _globals['_USAGE']._serialized_end=1836
+  _globals['_TIMING']._serialized_start=1839
+  _globals['_TIMING']._serialized_end=2011
+  _globals['_LISTMODELSREQUEST']._serialized_start=2013
+  _globals['_LISTMODELSREQUEST']._serialized_end=2032
+  _globals['_LISTMODELSREPLY']._serialized_start=2034
+  _globals['_LISTMODELSREPLY']._serialized_end=2085
+  _globals['_MODEL']._serialized_start=2087
+  _globals['_MODEL']._serialized_end=2164
+  _globals['_CANCELREQUEST']._serialized_start=2166
+  _globals['_CANCELREQUEST']._serialized_end=2193
+  _globals['_CANCELREPLY']._serialized_start=2195
+  _globals['_CANCELREPLY']._serialized_end=2226
+  _globals['_GENERATION']._serialized_start=2229
+  _globals['_GENERATION']._serialized_end=2444
 # @@protoc_insertion_point(module_scope)

@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """Later: Generate (a stream of text, ended by one terminal event), Tokenize, ListModels.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -35,6 +34,16 @@ class GenerationStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Generate = channel.unary_stream(
+                '/tandem.v1.Generation/Generate',
+                request_serializer=proto_dot_tandem_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=proto_dot_tandem_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/tandem.v1.Generation/ListModels',
+                request_serializer=proto_dot_tandem_dot_v1_dot_generate__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=proto_dot_tandem_dot_v1_dot_generate__pb2.ListModelsReply.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tandem.v1.Generation/Cancel',
                 request_serializer=proto_dot_tandem_dot_v1_dot_generate__pb2.CancelRequest.SerializeToString,
@@ -43,8 +52,22 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """Later: Generate (a stream of text, ended by one terminal event), Tokenize, ListModels.
-    """
+    """Missing associated documentation comment in .proto file."""
+
+    def Generate(self, request, context):
+        """Answers one prompt, or one conversation, with `num_choices` answers: one Started, then deltas, one Finished per
+        choice, and one Usage as the last message. An error ends the call with its status instead.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """The models that can be asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
         """Ends a request that is under way, at whichever gateway of the cluster it is: all that it holds is released at once,
@@ -61,6 +84,16 @@ class GenerationServicer:
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=proto_dot_tandem_dot_v1_dot_generate__pb2.GenerateRequest.FromString,
+                    response_serializer=proto_dot_tandem_dot_v1_dot_generate__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=proto_dot_tandem_dot_v1_dot_generate__pb2.ListModelsRequest.FromString,
+                    response_serializer=proto_dot_tandem_dot_v1_dot_generate__pb2.ListModelsReply.SerializeToString,
+            ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=proto_dot_tandem_dot_v1_dot_generate__pb2.CancelRequest.FromString,
@@ -75,8 +108,61 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """Later: Generate (a stream of text, ended by one terminal event), Tokenize, ListModels.
-    """
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.v1.Generation/Generate',
+            proto_dot_tandem_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
+            proto_dot_tandem_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Generation/ListModels',
+            proto_dot_tandem_dot_v1_dot_generate__pb2.ListModelsRequest.SerializeToString,
+            proto_dot_tandem_dot_v1_dot_generate__pb2.ListModelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Cancel(request,
