@@ -23,7 +23,7 @@ from common.errors import (
     WorkerLost,
 )
 from common.messages.codec import pack_ids
-from common.messages.ids import GatewayId, PlacementNumber, RequestId
+from common.messages.ids import ChoiceIndex, GatewayId, PlacementNumber, RequestId
 from common.messages.registry import ModelCard
 from common.rpc.failures import reply_from
 from common.telemetry.metrics import GatewayMetrics
@@ -121,6 +121,8 @@ class Dispatcher:
                         self._finish(stream)
                         yield end
                         return
+                    case None:
+                        return
                     case PlacementFailed(code, message):
                         stream.is_over = True
                         raise _failure(code, message)
@@ -139,6 +141,11 @@ class Dispatcher:
         if stream is not None:
             stream.end(RequestCancelled("the request was cancelled by its id"))
         return stream is not None
+
+    def end_choice(self, request: RequestId, choice: ChoiceIndex) -> None:
+        """See `Engine.end_choice`."""
+        if (stream := self._streams.get(request)) is not None:
+            stream.end_choice()
 
     def take(self, source: Source, event: pb.FeedEvent) -> None:
         """Take an event from a feed."""
@@ -176,7 +183,7 @@ class Dispatcher:
             stream.end_after(request.deadline_s)
         return stream
 
-    async def _next(self, stream: Stream) -> StreamItem:
+    async def _next(self, stream: Stream) -> StreamItem | None:
         """Wait for the next item; while nobody has accepted the placement, make sure that it is somewhere."""
         if stream.is_awaited:
             await self._placer.await_acceptance(stream)

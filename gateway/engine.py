@@ -117,6 +117,10 @@ class Engine(Protocol):
         Closing the generator, or cancelling whoever awaits it, cancels the request and releases all it holds at once.
         """
 
+    def end_choice(self, request: RequestId, choice: ChoiceIndex) -> None:
+        """Nobody needs more of this choice (a stop string was met): nothing more of it is yielded, no end either, and
+        `generate` returns when no other is left. Nothing happens if it is over."""
+
     async def models(self) -> Sequence[ModelCard]:
         """Return the models that the registry knows now; raises `Unavailable`."""
 

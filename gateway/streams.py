@@ -79,6 +79,7 @@ class Stream:
         self._num_cached_tokens: int | None = None
         self._ending: Ending | None = None
         self._error: GenerationFailed | None = None
+        self._is_unwanted = False
         self._has_news = asyncio.Event()
         self._settled = asyncio.Event()
         self._queued: QueueSpan | None = None
@@ -97,10 +98,16 @@ class Stream:
         self.leave_queue("placement_lost")
         self._queued = QueueSpan(self.request, self.placement)
 
-    async def next(self) -> StreamItem:
+    def end_choice(self) -> None:
+        """Nobody needs more of the answer."""
+        self._is_unwanted = True
+        self._has_news.set()
+        self._settled.set()
+
+    async def next(self) -> StreamItem | None:
         """Wait for the tokens that were not read yet, else for the ending of the current placement; raise what the
-        request was ended by."""
-        while True:
+        request was ended by. None: nobody needs more."""
+        while not self._is_unwanted:
             if self._num_read < len(self.shown):
                 return self._read()
             self.raise_if_ended()
@@ -108,6 +115,7 @@ class Stream:
                 return self._ending
             self._has_news.clear()
             await self._has_news.wait()
+        return None
 
     @property
     def is_awaited(self) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+from common.messages.ids import ChoiceIndex, RequestId
 from common.messages.registry import ModelCard
 from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, GenerateRequest, Readiness, TokenDelta
 
@@ -46,6 +47,7 @@ class ScriptedEngine:
     scripts: list[list[Step]] = field(default_factory=lambda: [[Stop()]])
     state: Readiness = field(default_factory=lambda: Readiness(is_ready=True))
     requests: list[GenerateRequest] = field(default_factory=list)
+    ended: set[tuple[RequestId, ChoiceIndex]] = field(default_factory=set)
     num_running: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -54,6 +56,9 @@ class ScriptedEngine:
 
     def readiness(self) -> Readiness:
         return self.state
+
+    def end_choice(self, request: RequestId, choice: ChoiceIndex) -> None:
+        self.ended.add((request, choice))
 
     def play(self, *scripts: list[Step]) -> None:
         """Play these from now on."""
@@ -65,6 +70,8 @@ class ScriptedEngine:
         await self._count(+1)
         try:
             async for event in _play(script, request.sampling.max_tokens):
+                if (request.request, event.choice) in self.ended:
+                    return
                 yield event
         finally:
             self.num_running -= 1

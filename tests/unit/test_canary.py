@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common.errors import BrokerUnavailable, DeadlineExceeded, InvalidLogits, Overloaded
-from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
+from common.messages.ids import ChoiceIndex, Epoch, Fingerprint, ModelName, RequestId, WorkerId
 from common.messages.registry import ModelCard
 from common.telemetry.metrics import GatewayMetrics
 from gateway import canary
@@ -58,6 +58,9 @@ class FakeEngine:
 
     def readiness(self) -> Readiness:
         return Readiness(is_ready=True)
+
+    def end_choice(self, request: RequestId, choice: ChoiceIndex) -> None:
+        raise AssertionError("a canary has no stop strings")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         self.requests.append(request)

@@ -41,7 +41,7 @@ def finished(num_generated: int, reason: str = "length") -> pb.FeedEvent:
     return pb.FeedEvent(request="r", placement=1, finished=pb.Finished(reason=reason, num_generated=num_generated))
 
 
-async def drain(stream: Stream, count: int) -> list[StreamItem]:
+async def drain(stream: Stream, count: int) -> list[StreamItem | None]:
     async with asyncio.timeout(1):
         return [await stream.next() for _ in range(count)]
 
