@@ -12,6 +12,7 @@ import torch
 from common.cache.layout import KVLayout
 from common.model.batch import ForwardBatch
 from common.scheduling.plan import Chunk, StepPlan, StepResult
+from common.scheduling.sequence import Sequence
 from kernels.sampling.op import sample
 from kernels.sampling.row import SamplingRow
 
@@ -40,14 +41,31 @@ class CausalModel(Protocol):
         """Write the batch's keys and values into `pages`; return logits [num_sampled, vocab_size] fp32."""
 
 
-class ModelRunner:
-    """`pages` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], see `allocate_pages`."""
+class TokenMasks(Protocol):
+    """Which tokens may come next in sequences that have a grammar."""
 
-    def __init__(self, model: CausalModel, pages: torch.Tensor, block_size: int) -> None:
+    def allowed(self, sequence: Sequence) -> torch.Tensor | None:
+        """Return the tokens that may follow `sequence.token_ids`; None if the sequence has no grammar.
+
+        Bit `t % 32` of word `t // 32` of the result [num_words] int32 is set if token t is allowed. Tokens behind the
+        last word are forbidden, bits behind the vocabulary mean nothing. It is read before the next call.
+
+        Raises `GrammarViolated` if the sequence cannot go on within its grammar.
+        """
+
+
+class ModelRunner:
+    """`pages` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], see `allocate_pages`. Without `masks`
+    no sequence may have a grammar."""
+
+    def __init__(
+        self, model: CausalModel, pages: torch.Tensor, block_size: int, masks: TokenMasks | None = None
+    ) -> None:
         assert pages.shape[4] == block_size, (pages.shape, block_size)
         self._model = model
         self._pages = pages
         self._block_size = block_size
+        self._masks = masks
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan's chunks; sequences whose logits hold NaN or +inf, or only -inf, are `invalid`."""
