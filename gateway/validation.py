@@ -6,16 +6,19 @@ What needs the model's card (vocabulary, context length, defaults) is settled la
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from common.errors import InvalidRequest
 from common.messages.ids import ModelName
+from gateway.answer_parser import MakeParser
 from gateway.body import decode_json
 from gateway.messages import TemplateMessage, template_messages
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.sampling import SamplingFields
+from gateway.served_models import ServedModel, ServedModels
 from gateway.tools import refuse_tools
 from gateway.unsupported import CHAT_REFUSED, COMPLETION_REFUSED, FieldPolicy
 
@@ -59,9 +62,19 @@ class TokenPrompt:
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
+class GrammarSpec(Protocol):
+    """What the answer must match, as the client said it."""
+
+    async def compile(self, model: ServedModel, models: ServedModels) -> str:
+        """Return the grammar in llguidance's JSON form; raises `InvalidRequest` naming the field it came in."""
+
+
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A request as far as it can be checked without its model. `max_tokens` None: the endpoint's default."""
+    """A request as far as it can be checked without its model. `max_tokens` None: the endpoint's default.
+
+    `make_parser` None: the answer is plain text. `grammar` None: any text will do.
+    """
 
     model: ModelName
     prompt: Prompt
@@ -71,6 +84,8 @@ class ValidRequest:
     streams: bool
     includes_usage: bool
     cache_salt: str
+    make_parser: MakeParser | None = None
+    grammar: GrammarSpec | None = None
 
 
 _Fields = dict[str, msgspec.Raw]
