@@ -48,7 +48,7 @@ class TokenMasks(Protocol):
         """Return the tokens that may follow `sequence.token_ids`; None if the sequence has no grammar.
 
         Bit `t % 32` of word `t // 32` of the result [num_words] int32 is set if token t is allowed. Tokens behind the
-        last word are forbidden, bits behind the vocabulary mean nothing. It is read before the next call.
+        last word are forbidden, bits behind the vocabulary mean nothing. It belongs to the caller.
 
         Raises `GrammarViolated` if the sequence cannot go on within its grammar.
         """
