@@ -64,7 +64,7 @@ class LlamaModel:
         )
 
     def forward(self, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
-        """Write keys and values of the batch's tokens into `pages`; return logits [num_sampled, vocab_size] fp32.
+        """Write keys and values of the batch's tokens into `pages`; return hidden states [num_wanted, hidden_size].
 
         `pages` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
         """
@@ -77,12 +77,16 @@ class LlamaModel:
         for index, layer in enumerate(weights.layers):
             attended = self._attend(layer, index, normed, pages, rotary, attention)
             if index == last:  # nobody reads the other rows any more
-                attended, residual = attended[batch.sampled], residual[batch.sampled]
+                attended, residual = attended[batch.wanted], residual[batch.wanted]
             normed = add_rms_norm(residual, _project(attended, layer.output), layer.mlp_norm, eps)
             delta = _project(silu_mul(_project(normed, layer.gate_up)), layer.down)
             next_norm = weights.norm if index == last else weights.layers[index + 1].attention_norm
             normed = add_rms_norm(residual, delta, next_norm, eps)
-        return functional.linear(normed, weights.head).float()
+        return normed
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [num_rows, vocab_size] fp32 of hidden states [num_rows, hidden_size]."""
+        return functional.linear(hidden, self._weights.head).float()
 
     def _attend(
         self,

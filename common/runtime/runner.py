@@ -1,20 +1,27 @@
-"""Runs a step: tensors from the plan's sequences, one forward pass, one token per sequence that samples.
+"""Runs a step: copies of pages, one forward pass over the plan's chunks, one token per sequence that samples.
 
 Owned by the engine thread. It reads sequences and writes pages; it changes no sequence.
 """
 
+import logging
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from typing import Protocol
 
 import torch
 
 from common.cache.layout import KVLayout
+from common.errors import GrammarViolated
 from common.model.batch import ForwardBatch
-from common.scheduling.plan import Chunk, StepPlan, StepResult
-from common.scheduling.sequence import Sequence
-from kernels.sampling.op import sample
+from common.runtime.scoring import prompt_logprobs, sampled_logprobs, scored_positions
+from common.runtime.step_batch import batch_order, forward_batch
+from common.scheduling.plan import BlockCopy, Chunk, StepPlan, StepResult
+from common.scheduling.sequence import Sequence, SequenceKey
+from kernels.sampling.op import NoToken, sample
 from kernels.sampling.row import SamplingRow
+
+logger = logging.getLogger(__name__)
 
 
 def allocate_pages(
@@ -38,7 +45,10 @@ class CausalModel(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
-        """Write the batch's keys and values into `pages`; return logits [num_sampled, vocab_size] fp32."""
+        """Write the batch's keys and values into `pages`; return hidden states [num_wanted, hidden_size]."""
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [num_rows, vocab_size] fp32 of `hidden` [num_rows, hidden_size]."""
 
 
 class TokenMasks(Protocol):
@@ -68,59 +78,66 @@ class ModelRunner:
         self._masks = masks
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's chunks; sequences whose logits hold NaN or +inf, or only -inf, are `invalid`."""
+        """Copy the plan's pages, compute its chunks, sample.
+
+        Sequences whose logits hold NaN or +inf, or only -inf, are `invalid`, wherever in the chunk logits are wanted.
+        """
         if not plan:
+            assert not plan.copies, "pages are copied for something that is computed"
             return StepResult(tokens={})
-        chunks = sorted(plan.chunks, key=_batch_order)
+        chunks = sorted(plan.chunks, key=batch_order)
         sampling = [chunk for chunk in chunks if chunk.samples]
+        scored = [scored_positions(chunk) for chunk in chunks]
+        batch = forward_batch(chunks, scored, self._block_size, self._pages.device)
         with torch.inference_mode():
-            logits = self._model.forward(self._batch(chunks), self._pages)
-            tokens = sample(logits, [_sampling_row(chunk) for chunk in sampling])
-        by_key = dict(zip((chunk.sequence.key for chunk in sampling), tokens, strict=True))
+            copy_pages(self._pages, plan.copies)
+            hidden = self._model.forward(batch, self._pages)
+            prompts = prompt_logprobs(self._model.head, hidden[len(sampling) :], chunks, scored)
+            logits = self._model.head(hidden[: len(sampling)])
+            choices = sample(logits, [self._sampling_row(chunk) for chunk in sampling])
+            by_key = dict(zip((chunk.sequence.key for chunk in sampling), choices, strict=True))
+            invalid = _keys_of(by_key, NoToken.INVALID) | _keys_of(prompts, None)
+            tokens = {key: token for key, token in by_key.items() if isinstance(token, int) and key not in invalid}
+            logprobs = sampled_logprobs(logits, sampling, tokens)
         return StepResult(
-            tokens={key: token for key, token in by_key.items() if token is not None},
-            invalid=frozenset(key for key, token in by_key.items() if token is None),
+            tokens=tokens,
+            invalid=invalid,
+            violated=_keys_of(by_key, NoToken.VIOLATED) - invalid,
+            logprobs=logprobs,
+            prompt_logprobs={key: scores for key, scores in prompts.items() if scores is not None},
         )
 
-    def _batch(self, chunks: Several[Chunk]) -> ForwardBatch:
-        block_size, device = self._block_size, self._pages.device
-        query_lengths = [chunk.length for chunk in chunks]
-        context_lengths = [chunk.start + chunk.length for chunk in chunks]
-        tables = self._block_tables(chunks, context_lengths)
-        positions = torch.tensor([p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.length)])
-        owners = torch.arange(len(chunks)).repeat_interleave(torch.tensor(query_lengths))
-        columns = torch.div(positions, block_size, rounding_mode="floor")
-        slots = tables[owners, columns] * block_size + (positions - columns * block_size)
-        last_rows = torch.tensor(query_lengths).cumsum(0) - 1
-        token_ids = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.length]]
-        return ForwardBatch(
-            token_ids=torch.tensor(token_ids).to(device),
-            positions=positions.to(device),
-            slots=slots.to(device),
-            sampled=last_rows[torch.tensor([chunk.samples for chunk in chunks])].to(device),
-            block_tables=tables,
-            query_lengths=query_lengths,
-            context_lengths=context_lengths,
+    def _sampling_row(self, chunk: Chunk) -> SamplingRow:
+        sequence = chunk.sequence
+        assert chunk.start + chunk.length == sequence.num_tokens, (sequence.key, chunk.start, chunk.length)
+        return SamplingRow(
+            token_ids=sequence.token_ids,
+            num_prompt=sequence.num_prompt,
+            controls=sequence.sampling,
+            choice=sequence.key.choice,
+            allowed=self._allowed(sequence),
         )
 
-    def _block_tables(self, chunks: Several[Chunk], context_lengths: Several[int]) -> torch.Tensor:
-        """Return [num_seqs, max_blocks]; entries beyond a context repeat block 0 and are never read."""
-        counts = [-(-context // self._block_size) for context in context_lengths]
-        widest = max(counts)
-        rows = []
-        for chunk, count in zip(chunks, counts, strict=True):
-            blocks = chunk.sequence.block_ids
-            assert len(blocks) >= count, (chunk.sequence.key, len(blocks), count)
-            rows.append(blocks[:count] + [0] * (widest - count))
-        return torch.tensor(rows, dtype=torch.int64)
+    def _allowed(self, sequence: Sequence) -> torch.Tensor | None:
+        if sequence.sampling.grammar is None:
+            return None
+        assert self._masks is not None, f"{sequence.key} has a grammar that nobody follows"
+        try:
+            return self._masks.allowed(sequence)
+        except GrammarViolated as error:
+            logger.info("no token allowed: %s", error, extra={"request_id": sequence.key.request})
+            return torch.empty(0, dtype=torch.int32)  # no word: every token is forbidden
 
 
-def _batch_order(chunk: Chunk) -> tuple[bool, int]:
-    """Decoding sequences first, longest context first, so that attention pads little."""
-    return chunk.length > 1, -chunk.start
+def copy_pages(pages: torch.Tensor, copies: Several[BlockCopy]) -> None:
+    """Copy whole pages within `pages` [num_blocks, ...]. None is written twice, or written and read."""
+    if not copies:
+        return
+    sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
+    assert len(set(targets)) == len(targets), f"one page gets two contents: {copies}"
+    assert not set(targets) & set(sources), f"a page is overwritten before it is read: {copies}"
+    pages[torch.tensor(targets)] = pages[torch.tensor(sources)]
 
 
-def _sampling_row(chunk: Chunk) -> SamplingRow:
-    sequence = chunk.sequence
-    assert chunk.start + chunk.length == sequence.num_tokens, (sequence.key, chunk.start, chunk.length)
-    return SamplingRow(token_ids=sequence.token_ids, num_prompt=sequence.num_prompt, controls=sequence.sampling)
+def _keys_of(outcomes: Mapping[SequenceKey, object], wanted: object) -> frozenset[SequenceKey]:
+    return frozenset(key for key, outcome in outcomes.items() if outcome is wanted)

@@ -75,7 +75,10 @@ class SequenceBlocks:
         self._prefix.forget(sequence.block_ids)
 
     def release(self, sequence: Sequence) -> None:
-        """Let go of every block; the sequence keeps its tokens and would compute them all again."""
+        """Let go of every block; the sequence keeps its tokens and would compute them all again, and with them what it
+        lacks of the logprobs of its prompt."""
+        if sequence.wants_prompt_logprobs:
+            sequence.prompt_logprobs.clear()
         self._pool.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed = 0
@@ -87,6 +90,8 @@ class SequenceBlocks:
 
     def _look_up(self, sequence: Sequence) -> None:
         assert not sequence.block_ids
+        if sequence.wants_prompt_logprobs:
+            return
         sequence.block_ids = self._prefix.match(sequence.token_ids, sequence.hash_chain, sequence.num_tokens - 1)
         sequence.num_cached = len(sequence.block_ids) * self._block_size
         sequence.num_computed = sequence.num_cached

@@ -71,6 +71,14 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logprobs of its prompt are asked for and not complete. Until they are, every token of the prompt must
+        be computed here, one after another: a cached one has no logits. Who continues an answer does not ask again.
+        """
+        is_asked = self.sampling.num_prompt_logprobs is not None and self.num_generated == 0
+        return is_asked and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
     def num_uncomputed(self) -> int:
         """Tokens whose keys and values are still missing."""
         return len(self.token_ids) - self.num_computed

@@ -30,7 +30,7 @@ def candidates(logits: torch.Tensor, controls: SamplingControls) -> Candidates:
     """
     best = logits.max()
     if 0 < controls.top_k < len(logits):
-        ids = _best_ids(logits, controls.top_k)
+        ids = best_ids(logits, controls.top_k)
     elif controls.top_p < 1.0:
         return _nucleus(logits, best, controls)
     else:
@@ -44,7 +44,7 @@ def _nucleus(logits: torch.Tensor, best: torch.Tensor, controls: SamplingControl
     """Apply top-p to the whole vocabulary, ranking no more of it than the nucleus needs."""
     mass = _weights(logits, best, controls.temperature).sum()
     for size in (*_NUCLEUS_SIZES, len(logits)):
-        ids = _best_ids(logits, min(size, len(logits)))
+        ids = best_ids(logits, min(size, len(logits)))
         weights = _weights(logits[ids], best, controls.temperature)
         if weights.sum() >= controls.top_p * mass:
             break
@@ -60,7 +60,7 @@ def _cut(ids: torch.Tensor, weights: torch.Tensor, mass: torch.Tensor, controls:
     return Candidates(ids=ids, weights=weights[keep][order])
 
 
-def _best_ids(logits: torch.Tensor, count: int) -> torch.Tensor:
+def best_ids(logits: torch.Tensor, count: int) -> torch.Tensor:
     """Return the ids of the `count` best tokens in rank order."""
     threshold = logits.topk(count).values[-1]
     ids = (logits >= threshold).nonzero().squeeze(1)  # ascending, so a stable sort leaves ties in order of id

@@ -4,6 +4,7 @@ A row's token depends on nothing but its own logits, parameters, history and pos
 fp64, and randomness is a function of (seed, choice, position).
 """
 
+import enum
 import math
 from collections.abc import Sequence
 
@@ -16,11 +17,19 @@ from kernels.sampling.row import SamplingRow
 from kernels.sampling.uniform import uniform
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+class NoToken(enum.Enum):
+    """Why a row has no token."""
+
+    INVALID = enum.auto()
+    """The model's fault: a logit is NaN or +inf, or all are -inf."""
+    VIOLATED = enum.auto()
+    """The model's logits are good, but what the row demands leaves no token."""
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | NoToken]:
     """Return one token per row of `logits` [num_rows, vocab] fp32, which stays as it is.
 
-    None: the row has no token to choose, because a logit is NaN or +inf or all are -inf. Greedy rows take the lowest
-    id of equal maxima.
+    Greedy rows take the lowest id of equal maxima.
     """
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.ndim == 2, logits.shape
@@ -29,13 +38,17 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
         return []
     adjusted = adjust_logits(logits, rows)
     maxima, best = best_tokens(adjusted)
-    is_valid = maxima.isfinite()
-    if adjusted is not logits:
-        is_valid &= logits.amax(dim=-1).isfinite()
-    return [
-        (_draw(adjusted[index], row) if row.controls.temperature > 0.0 else token) if valid else None
-        for index, (row, token, valid) in enumerate(zip(rows, best.tolist(), is_valid.tolist(), strict=True))
-    ]
+    raw_maxima = maxima if adjusted is logits else logits.amax(dim=-1)
+    chosen: list[int | NoToken] = []
+    per_row = zip(rows, best.tolist(), maxima.tolist(), raw_maxima.tolist(), strict=True)
+    for index, (row, token, maximum, raw_maximum) in enumerate(per_row):
+        if not math.isfinite(raw_maximum):
+            chosen.append(NoToken.INVALID)
+        elif not math.isfinite(maximum):
+            chosen.append(NoToken.VIOLATED)
+        else:
+            chosen.append(_draw(adjusted[index], row) if row.controls.temperature > 0.0 else token)
+    return chosen
 
 
 def _draw(logits: torch.Tensor, row: SamplingRow) -> int:

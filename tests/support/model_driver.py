@@ -30,7 +30,10 @@ class BatchProbe:
         self.replacements: dict[int, float] = {}
 
     def forward(self, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
-        self.logits = self._model.forward(batch, pages)
+        return self._model.forward(batch, pages)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.logits = self._model.head(hidden)
         for row, value in self.replacements.items():
             self.logits[row] = value
         return self.logits

@@ -11,7 +11,7 @@ from common.messages.sampling import SamplingParams
 from kernels.sampling import reference
 from kernels.sampling.candidates import candidates
 from kernels.sampling.logits import adjust_logits
-from kernels.sampling.op import sample
+from kernels.sampling.op import NoToken, sample
 from kernels.sampling.row import SamplingRow
 from kernels.sampling.uniform import uniform
 
@@ -143,7 +143,7 @@ class TestAgainstReference:
         changed = row(changes, prompt, generated)
         plain = row(params(), prompt, generated)
         adjusted = adjust_logits(logits, [plain, changed, plain])
-        torch.testing.assert_close(adjusted[1], reference.penalised(logits[1], changed))
+        torch.testing.assert_close(adjusted[1], reference.adjusted(logits[1], changed))
         assert torch.equal(adjusted[0], logits[0])
         assert torch.equal(adjusted[2], logits[2])
 
@@ -193,18 +193,18 @@ class TestInvalidRows:
         rows = [row(params(temperature=temperature, seed=seed)) for seed in range(3)]
         first, _, third = sample(logits, rows)
         logits[1, : len(poison)] = torch.tensor(poison)
-        assert sample(logits, rows) == [first, None, third]
-        assert first is not None
-        assert third is not None
+        assert sample(logits, rows) == [first, NoToken.INVALID, third]
+        assert isinstance(first, int)
+        assert isinstance(third, int)
 
     def test_everything_forbidden(self) -> None:
         blocked = params(stop_ids=(0, 1), min_tokens=1)
-        assert sample(torch.zeros(1, 2), [row(blocked)]) == [None]
+        assert sample(torch.zeros(1, 2), [row(blocked)]) == [NoToken.VIOLATED]
 
     def test_nan_of_a_forbidden_token_counts(self) -> None:
         logits = torch.zeros(1, VOCAB)
         logits[0, 1] = torch.nan
-        assert sample(logits, [row(params(stop_ids=(1,), min_tokens=1))]) == [None]
+        assert sample(logits, [row(params(stop_ids=(1,), min_tokens=1))]) == [NoToken.INVALID]
 
     def test_forbidden_tokens_alone_are_fine(self) -> None:
         logits = torch.full((1, VOCAB), -torch.inf)
@@ -272,7 +272,7 @@ def test_greedy_takes_the_lowest_of_equal_ids(vocab: int) -> None:
     logits[2, vocab - 1] = 1.0
     assert sample(logits, [row(params(temperature=0.0))] * 3) == [31_000, 0, vocab - 1]
     logits[1, vocab - 1] = torch.nan
-    assert sample(logits, [row(params(temperature=0.0))] * 3) == [31_000, None, vocab - 1]
+    assert sample(logits, [row(params(temperature=0.0))] * 3) == [31_000, NoToken.INVALID, vocab - 1]
 
 
 def test_no_rows() -> None:
