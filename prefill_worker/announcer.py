@@ -1,6 +1,8 @@
 """Tells decode workers about finished pages and the first token, one task per binding, in order.
 
 The first token goes to the gateway first (the early copy), then to the decode worker, which repeats it as its author.
+Where the client wants logprobs of its prompt there is no early copy: they stand before the first token, and the decode
+worker alone sends them.
 """
 
 import asyncio
@@ -12,10 +14,11 @@ from common.messages.chain import chain_of
 from common.messages.ids import Epoch
 from common.rpc.channels import Channels
 from common.rpc.failures import reply_from
+from common.rpc.logprobs import logprobs_message
 from common.runtime.feeds import FeedHub
 from common.telemetry.logs import request_id
 from prefill_worker.core import SpanReady
-from prefill_worker.holdings import Holding, Holdings
+from prefill_worker.holdings import Holding, Holdings, key_for
 from prefill_worker.witness import Witness
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeStub
@@ -53,7 +56,7 @@ class Announcer:
 
     def deliver(self, span: SpanReady) -> None:
         """Pass on what the engine finished; a binding that is over is ignored."""
-        holding = self._holdings.get(span.key)
+        holding = self._holdings.get(key_for(span.key))
         if holding is not None:
             holding.is_computed = _is_last(span)
             holding.spans.put_nowait(span)
@@ -93,7 +96,8 @@ class Announcer:
             return pb.VERDICT_CANCELLED  # nothing is left to hold
         traceparent = ""
         if span.token is not None:
-            self._send_early_copy(holding, span.token, span.num_cached)
+            if holding.task.sampling.num_prompt_logprobs is None:
+                self._send_early_copy(holding, span.token, span)
             traceparent = self._witness.prefilled(holding, span)
         verdict = pb.VERDICT_GO
         pages = [
@@ -106,7 +110,7 @@ class Announcer:
             call = stub.Announce(request, timeout=RPC_TIMEOUT_S)
             verdict = (await reply_from(holding.author.worker, call)).verdict
         if verdict == pb.VERDICT_GO and span.token is not None:
-            commit = pb.CommitRequest(token=span.token, num_cached_tokens=span.num_cached, traceparent=traceparent)
+            commit = await _commit_message(span, span.token, traceparent)
             verdict = await self._commit(stub, holding, commit)
         return verdict
 
@@ -121,19 +125,32 @@ class Announcer:
     def _stub(self, holding: Holding) -> "DecodeAsyncStub":
         return DecodeStub(self._channels.channel(holding.author.address, holding.author.epoch))
 
-    def _send_early_copy(self, holding: Holding, token: int, num_cached: int) -> None:
+    def _send_early_copy(self, holding: Holding, token: int, span: SpanReady) -> None:
         """Send the token ahead; like its author, count what either side had cached."""
         task = holding.task
-        num_cached = min(max(num_cached, holding.wanted.start * self._block_size), task.num_prompt_tokens)
+        num_cached = min(max(span.num_cached, holding.wanted.start * self._block_size), task.num_prompt_tokens)
         tokens = pb.Tokens(
             index=task.num_tokens - task.num_prompt_tokens,
             ids=[token],
             chain=chain_of(holding.shown),
             is_early=True,
             num_cached_tokens=num_cached,
+            choice=task.choice,
+            logprobs=[] if span.logprobs is None else [logprobs_message(span.logprobs)],
         )
         event = pb.FeedEvent(request=task.request, placement=task.placement, tokens=tokens)
         self._feeds.push(task.gateway, event)
+
+
+async def _commit_message(span: SpanReady, token: int, traceparent: str) -> pb.CommitRequest:
+    logprobs = None if span.logprobs is None else logprobs_message(span.logprobs)
+    commit = pb.CommitRequest(
+        token=token, num_cached_tokens=span.num_cached, traceparent=traceparent, logprobs=logprobs
+    )
+    if span.prompt_logprobs:  # of a long prompt they take a while: others go on meanwhile
+        messages = await asyncio.to_thread(lambda: [logprobs_message(each) for each in span.prompt_logprobs])
+        commit.prompt_logprobs.extend(messages)
+    return commit
 
 
 def _is_last(span: SpanReady) -> bool:

@@ -8,6 +8,7 @@ from typing import assert_never
 from common.cache.pool import BlockPool
 from common.errors import DoesNotFit
 from common.messages.ids import BlockId, Generation
+from common.messages.logprobs import TokenLogprobs
 from common.runtime.engine import EngineLoad
 from common.runtime.staging import NoStaging, Staging
 from common.scheduling.plan import StepPlan, StepResult
@@ -48,13 +49,18 @@ class PageReady:
 
 @dataclass(frozen=True, slots=True)
 class SpanReady:
-    """Progress of one sequence: new complete pages, and when done its first token or the failure's code."""
+    """Progress of one sequence: new complete pages, and when done its first token or the failure's code.
+
+    With the token come its logprobs and those of the whole prompt, if asked for.
+    """
 
     key: SequenceKey
     pages: tuple[PageReady, ...]
     token: int | None
     num_cached: int
     failure: str | None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class PrefillCore:
@@ -129,7 +135,15 @@ class PrefillCore:
         blocks = [] if sequence is None else sequence.block_ids[first : progress.num_ready_blocks]
         self._staging.publish(blocks)
         pages = tuple(self._page(index, block) for index, block in enumerate(blocks, start=first))
-        return SpanReady(progress.key, pages, progress.token, progress.num_cached, progress.failure)
+        return SpanReady(
+            progress.key,
+            pages,
+            progress.token,
+            progress.num_cached,
+            progress.failure,
+            progress.logprobs,
+            progress.prompt_logprobs,
+        )
 
     def _page(self, index: int, block: BlockId) -> PageReady:
         checksum = None if self._published_page is None else zlib.crc32(self._published_page(block))

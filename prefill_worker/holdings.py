@@ -9,8 +9,9 @@ import enum
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from common.messages.ids import EntryId
+from common.messages.ids import EntryId, PlacementNumber, RequestId, TryNumber
 from common.messages.job import PrefillTask
 from common.messages.registry import WorkerRecord
 from common.scheduling.sequence import SequenceKey
@@ -25,6 +26,14 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LEASE_EXPIRED = "lease_expired"
+
+
+class BindingKey(NamedTuple):
+    """What a binding is called: one try to prefill for a placement, whichever of its choices the sequence is."""
+
+    request: RequestId
+    placement: PlacementNumber
+    try_number: TryNumber
 
 
 @dataclass(eq=False, slots=True)
@@ -49,9 +58,14 @@ class Holding:
     is_computed: bool = False
 
     @property
-    def key(self) -> SequenceKey:
+    def key(self) -> BindingKey:
+        """Our name of it."""
+        return BindingKey(self.task.request, self.task.placement, self.task.try_number)
+
+    @property
+    def sequence(self) -> SequenceKey:
         """The sequence in our engine."""
-        return SequenceKey(self.task.request, self.task.placement, self.task.try_number)
+        return SequenceKey(self.task.request, self.task.placement, self.task.try_number, self.task.choice)
 
     @property
     def binding(self) -> pb.Binding:
@@ -59,9 +73,14 @@ class Holding:
         return pb.Binding(request=self.task.request, placement=self.task.placement, try_number=self.task.try_number)
 
 
-def key_of(binding: pb.Binding) -> SequenceKey:
-    """Return the sequence that a binding names."""
-    return SequenceKey(binding.request, binding.placement, binding.try_number)  # type: ignore[arg-type] # wire names
+def key_of(binding: pb.Binding) -> BindingKey:
+    """Return our name of a binding."""
+    return BindingKey(binding.request, binding.placement, binding.try_number)  # type: ignore[arg-type] # wire names
+
+
+def key_for(sequence: SequenceKey) -> BindingKey:
+    """Return the binding that a sequence of our engine is computed for."""
+    return BindingKey(sequence.request, sequence.placement, sequence.try_number)
 
 
 class Holdings:
@@ -79,8 +98,8 @@ class Holdings:
         self._submit = submit
         self._on_ended = on_ended
         self._clock = clock
-        self._held: dict[SequenceKey, Holding] = {}
-        self._binding: set[SequenceKey] = set()
+        self._held: dict[BindingKey, Holding] = {}
+        self._binding: set[BindingKey] = set()
         self.num_made = 0
         """Bindings made so far."""
         self.num_unknown = 0
@@ -96,7 +115,7 @@ class Holdings:
         return sum(not holding.is_computed for holding in self._held.values())
 
     @contextlib.contextmanager
-    def binding(self, key: SequenceKey) -> Iterator[None]:
+    def binding(self, key: BindingKey) -> Iterator[None]:
         """Count a binding as held while its author is asked: what the author says about it may overtake the answer."""
         self._binding.add(key)
         try:
@@ -113,8 +132,8 @@ class Holdings:
         self.num_made += 1
         return True
 
-    def get(self, key: SequenceKey) -> Holding | None:
-        """Return the binding of a sequence."""
+    def get(self, key: BindingKey) -> Holding | None:
+        """Return the binding of that name."""
         return self._held.get(key)
 
     def all(self) -> list[Holding]:
@@ -134,13 +153,13 @@ class Holdings:
         self.num_unknown += len(unknown)
         return unknown
 
-    def end(self, key: SequenceKey) -> None:
+    def end(self, key: BindingKey) -> None:
         """Let go of a binding: stop its announcer, cancel its computation, release its pages. Idempotent."""
         self._binding.discard(key)
         holding = self._held.pop(key, None)
         if holding is None:
             return
-        self._submit(Release(key))
+        self._submit(Release(holding.sequence))
         if holding.follower is not None and holding.follower is not asyncio.current_task():
             holding.follower.cancel()
         self._on_ended(holding)

@@ -25,9 +25,9 @@ from common.messages.registry import WorkerRecord
 from common.rpc.channels import Channels
 from common.rpc.failures import reply_from
 from common.runtime.peers import Peers
-from common.scheduling.sequence import Sequence, SequenceKey
+from common.scheduling.sequence import Sequence
 from prefill_worker.core import Admit, Command
-from prefill_worker.holdings import Holding, Holdings
+from prefill_worker.holdings import BindingKey, Holding, Holdings
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeStub
 
@@ -138,7 +138,7 @@ class Intake:
         """Bind one claimed task and start its prefill; an orphan is deleted. The author of a copy of what we hold is
         told of it, to delete it; a task that was claimed before is not ours to bind again."""
         task = delivery.task
-        key = SequenceKey(task.request, task.placement, task.try_number)
+        key = BindingKey(task.request, task.placement, task.try_number)
         holding = self._holdings.get(key)
         if holding is not None and holding.entry == delivery.entry:
             return
@@ -237,6 +237,6 @@ class Intake:
         self._follow(holding)
         arrival = next(self._arrivals)
         sequence = Sequence(
-            holding.key, ids, task.num_prompt_tokens, task.sampling, arrival, cache_salt=task.cache_salt
+            holding.sequence, ids, task.num_prompt_tokens, task.sampling, arrival, cache_salt=task.cache_salt
         )
         self._submit(Admit(sequence))

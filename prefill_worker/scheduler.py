@@ -116,7 +116,10 @@ class PrefillScheduler:
             if self._sequences.get(chunk.sequence.key) is not chunk.sequence:
                 continue  # released while the step ran
             if chunk.sequence.key in result.invalid:
-                progress.append(self._fail(chunk.sequence))
+                self._blocks.forget(chunk.sequence)
+                progress.append(self._fail(chunk.sequence, FailureCode.INVALID_LOGITS))
+            elif chunk.sequence.key in result.violated:
+                progress.append(self._fail(chunk.sequence, FailureCode.GRAMMAR_VIOLATED))
             else:
                 progress.append(self._advance(chunk, result))
         return progress
@@ -136,12 +139,19 @@ class PrefillScheduler:
     def _advance(self, chunk: Chunk, result: StepResult) -> Progress:
         sequence = chunk.sequence
         self._blocks.advance(sequence, chunk.length)
+        sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.key, ())
         if not chunk.samples:
             return Progress(sequence.key, self._blocks.num_full(sequence), num_cached=sequence.num_cached)
         self._running.remove(sequence)
         self._held.append(sequence)
-        token = result.tokens[sequence.key]
-        return Progress(sequence.key, len(sequence.block_ids), token, num_cached=sequence.num_cached)
+        return Progress(
+            sequence.key,
+            len(sequence.block_ids),
+            result.tokens[sequence.key],
+            num_cached=sequence.num_cached,
+            logprobs=result.logprobs.get(sequence.key),
+            prompt_logprobs=tuple(sequence.prompt_logprobs),
+        )
 
     def _leave(self, sequence: Sequence) -> None:
         self._blocks.release(sequence)
@@ -149,8 +159,7 @@ class PrefillScheduler:
             if sequence in queue:
                 queue.remove(sequence)
 
-    def _fail(self, sequence: Sequence) -> Progress:
-        self._blocks.forget(sequence)
+    def _fail(self, sequence: Sequence, failure: FailureCode) -> Progress:
         del self._sequences[sequence.key]
         self._leave(sequence)
-        return Progress(sequence.key, 0, failure=FailureCode.INVALID_LOGITS)
+        return Progress(sequence.key, 0, failure=failure)

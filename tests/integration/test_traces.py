@@ -267,7 +267,7 @@ class TestPrefillWorker:
     async def test_a_prompt_that_is_done_and_released(
         self, exporter: InMemorySpanExporter, holdings: Holdings, holding: Holding, witness: PrefillWitness
     ) -> None:
-        traceparent = witness.prefilled(holding, SpanReady(holding.key, (), 5, 16, None))
+        traceparent = witness.prefilled(holding, SpanReady(holding.sequence, (), 5, 16, None))
         holdings.end(holding.key)
         assert told(exporter) == [("prefill", None)]
         (span,) = exporter.get_finished_spans()
@@ -314,7 +314,7 @@ class TestPrefillWorker:
         is_done: bool,
     ) -> None:
         if is_done:
-            witness.prefilled(holding, SpanReady(holding.key, (), 5, 0, None))
+            witness.prefilled(holding, SpanReady(holding.sequence, (), 5, 0, None))
         holding.expires_at = 0.0
         assert holdings.reap() == [holding]
         assert told(exporter) == [("prefill", None if is_done else "lease_expired")]

@@ -30,7 +30,7 @@ from decode_worker import releases as releases_module
 from decode_worker.reception import Attempt, Commit, Reception, TryLoss
 from decode_worker.releases import Leases, Releases, binding
 from prefill_worker.core import Command, Release
-from prefill_worker.holdings import Holding, Holdings, Outcome
+from prefill_worker.holdings import BindingKey, Holding, Holdings, Outcome, key_for
 from prefill_worker.servicer import LeaseServicer
 from tests.support.broker_records import make_task, worker_record
 from tests.support.lossy_link import Link
@@ -58,8 +58,8 @@ class Grantor:
         self.pool = BlockPool(NUM_BLOCKS, [0] * NUM_BLOCKS)
         self.holdings = Holdings(self._obey, on_ended, clock)
         self.servicer = LeaseServicer(epoch, self.holdings, lambda: False)
-        self.pages: dict[SequenceKey, list[BlockId]] = {}
-        self.content: list[SequenceKey | None] = [None] * NUM_BLOCKS
+        self.pages: dict[BindingKey, list[BlockId]] = {}
+        self.content: list[BindingKey | None] = [None] * NUM_BLOCKS
 
     def hold(self, holding: Holding) -> None:
         """Compute a prompt at once, if there is room."""
@@ -71,12 +71,12 @@ class Grantor:
         for page in taken:
             self.content[page] = holding.key
 
-    def references(self, key: SequenceKey) -> list[tuple[BlockId, int]]:
+    def references(self, key: BindingKey) -> list[tuple[BlockId, int]]:
         return [(page, self.pool.generation(page)) for page in self.pages.get(key, [])]
 
     def _obey(self, command: Command) -> None:
         assert isinstance(command, Release)
-        self.pool.release(self.pages.pop(command.key, []))
+        self.pool.release(self.pages.pop(key_for(command.key), []))
 
 
 @dataclass
@@ -93,9 +93,9 @@ class Prompt:
     """Whether its decode worker was paused during the present try."""
 
     @property
-    def key(self) -> SequenceKey:
+    def key(self) -> BindingKey:
         """What the prefill worker calls the present try."""
-        return SequenceKey(self.reception.key.request, PlacementNumber(1), TryNumber(self.num_tries))
+        return BindingKey(self.reception.key.request, PlacementNumber(1), TryNumber(self.num_tries))
 
     @property
     def attempt(self) -> Attempt | None:
@@ -121,7 +121,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.patch.setattr(releases_module, "stub_for", self._stub)
         self.link = Link(random.Random(0))
         self.prompts: list[Prompt] = []
-        self.over_at: dict[SequenceKey, float] = {}
+        self.over_at: dict[BindingKey, float] = {}
         self.grantors: dict[Epoch, Grantor] = {}
         self.grantor = self._start_grantor()
         channels, epoch = cast(Channels, None), Epoch(5)

@@ -4,12 +4,13 @@ import asyncio
 import dataclasses
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
-from common.messages.ids import EntryId, TryNumber
+from common.messages.ids import ChoiceIndex, EntryId, TryNumber
 from common.scheduling.sequence import SequenceKey
 from prefill_worker.core import Command, Release
-from prefill_worker.holdings import Holding, Holdings, Outcome, key_of
+from prefill_worker.holdings import BindingKey, Holding, Holdings, Outcome, key_for, key_of
 from proto import worker_pb2 as pb
 from tests.support.broker_records import make_task, worker_record
 
@@ -65,7 +66,7 @@ async def test_it_ends_once(told: Told) -> None:
     hold(holdings, "other")
     for _ in range(2):
         holdings.end(holding.key)
-    assert told.commands == [Release(holding.key)]
+    assert told.commands == [Release(holding.sequence)]
     assert told.ended == [holding]
     assert len(holdings) == 1
     assert holdings.get(holding.key) is None
@@ -77,7 +78,7 @@ async def test_all_of_them_end_when_the_worker_leaves(told: Told) -> None:
     holdings.end_all()
     assert len(holdings) == 0
     assert told.ended == both
-    assert told.commands == [Release(holding.key) for holding in both]
+    assert told.commands == [Release(holding.sequence) for holding in both]
 
 
 async def test_ending_stops_the_announcer_unless_it_is_the_announcer_that_ends(told: Told) -> None:
@@ -109,7 +110,7 @@ async def test_a_lease_runs_from_its_last_renewal(told: Told) -> None:
     assert holdings.reap() == [left]
     assert (left.outcome, kept.outcome) == (Outcome.LEASE_EXPIRED, Outcome.CANCELLED)
     assert holdings.reap() == []
-    assert told.commands == [Release(left.key)]
+    assert told.commands == [Release(left.sequence)]
     assert holdings.renew([kept.binding, left.binding]) == [left.binding]
     assert holdings.num_unknown == 1
 
@@ -168,4 +169,11 @@ async def test_only_what_keeps_the_engine_busy_counts(told: Told) -> None:
 def test_the_key_names_the_try() -> None:
     task = make_task("r", 3)
     holding = dataclasses.replace(make_holding(), task=task)
-    assert holding.key == SequenceKey(task.request, task.placement, TryNumber(3))
+    assert holding.key == BindingKey(task.request, task.placement, TryNumber(3))
+
+
+def test_a_binding_is_for_one_choice_and_not_named_after_it() -> None:
+    task = msgspec.structs.replace(make_task("r", 3), choice=ChoiceIndex(2))
+    holding = dataclasses.replace(make_holding(), task=task)
+    assert holding.sequence == SequenceKey(task.request, task.placement, TryNumber(3), ChoiceIndex(2))
+    assert key_for(holding.sequence) == holding.key == key_of(holding.binding)
