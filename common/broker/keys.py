@@ -19,16 +19,27 @@ prefill:<fingerprint>  stream  PrefillTasks, group `prefill`                  pu
 `tandem:models`        zset    model -> last beat of any of its workers (ms)  beat                 1 h without a beat
 `tandem:notices`       stream  CancelNotices, read by every gateway           post                 notice TTL of a post
 
+`tandem:{tenant:<id>}:` holds what one API key uses, its scripts are atomic as well:
+requests, tokens       hash    step of the window -> what was charged in it   reserve, settle,     2 windows
+permits                hash    request -> its choices and charge (packed)       release            10 leases
+leases                 zset    one per choice of a permit -> its end (ms)     reserve, renew       10 leases
+over                   zset    request -> end of what may arrive late (ms)    release              a lease
+
+`tandem:{api-keys}:` holds who there is, if the keys are kept in Redis:
+records                hash    id -> ApiKey                                   `tandem keys`        never
+version                string  changes with every write                       `tandem keys`        never
+
 "drain" moves waiting jobs to workers; it is part of the scripts of place, withdraw and every decode worker's beat.
 """
 
 from typing import Final
 from urllib.parse import quote
 
-from common.messages.ids import Epoch, Fingerprint, ModelName, WorkerId
+from common.messages.ids import Epoch, Fingerprint, ModelName, TenantId, WorkerId
 
 MODELS: Final = "tandem:models"
 NOTICES: Final = "tandem:notices"
+API_KEYS: Final = ("tandem:{api-keys}:records", "tandem:{api-keys}:version")
 
 
 def escape(name: str) -> str:
@@ -78,3 +89,10 @@ class Keys:
     def prefill(self, fingerprint: Fingerprint) -> str:
         """Stream of prefill tasks that any worker of this fingerprint may take."""
         return f"{self._prefix}prefill:{escape(fingerprint)}"
+
+
+def tenant_keys(tenant: TenantId) -> tuple[str, ...]:
+    """Return the keys of what a tenant uses, in the order that `limits.lua` expects."""
+    assert tenant, "without a key nothing is counted"
+    prefix = f"tandem:{{tenant:{escape(tenant)}}}:"
+    return tuple(prefix + name for name in ("requests", "tokens", "permits", "leases", "over"))

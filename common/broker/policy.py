@@ -29,6 +29,11 @@ class BrokerPolicy:
     consumer_idle_s: float = 300.0
     """A consumer without tasks that has not read for so long is removed from its group."""
 
+    limit_window_s: float = 60.0
+    """What limits per minute count; only tests have shorter minutes."""
+    permit_ttl_s: float = 6.0
+    """Permits that their gateway has not renewed for so long are free again."""
+
     @property
     def stream_ttl_s(self) -> float:
         """Life of a worker's stream after its last beat; longer than the worker counts as alive, so that a frozen

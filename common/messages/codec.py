@@ -15,9 +15,10 @@ from common.errors import MalformedRecord
 from common.messages.job import Job, PrefillTask
 from common.messages.notice import CancelNotice
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord
+from common.messages.tenant import ApiKey
 
-Record = Job | PrefillTask | WorkerRecord | WorkerLoad | ModelCard | CancelNotice
-RecordT = TypeVar("RecordT", Job, PrefillTask, WorkerRecord, WorkerLoad, ModelCard, CancelNotice)
+Record = Job | PrefillTask | WorkerRecord | WorkerLoad | ModelCard | CancelNotice | ApiKey
+RecordT = TypeVar("RecordT", Job, PrefillTask, WorkerRecord, WorkerLoad, ModelCard, CancelNotice, ApiKey)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)

@@ -3,11 +3,14 @@
 from typing import Protocol
 
 from common.broker.connection import RedisConnection
+from common.broker.limits import Limits
 from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
+from common.broker.memory_limits import MemoryLimits
 from common.broker.memory_notices import MemoryNoticeBoard
 from common.broker.policy import BrokerPolicy
 from common.broker.protocols import JobQueue, ModelIndex, NoticeBoard, Registry, TaskQueue
 from common.broker.redis_broker import RedisBroker
+from common.broker.redis_limits import RedisLimits
 from common.broker.redis_notices import RedisNoticeBoard
 from common.messages.ids import Fingerprint, ModelName
 from tests.support.broker_records import MODEL
@@ -45,6 +48,9 @@ class Harness(Protocol):
     def notices(self, policy: BrokerPolicy | None = None) -> NoticeBoard:
         """Return a notice board that nobody else has."""
 
+    def limits(self, policy: BrokerPolicy | None = None) -> Limits:
+        """Return the limits as one gateway sees them; those of one test count together."""
+
     async def elapse(self, seconds: float) -> None:
         """Return when the broker's clock has advanced so much."""
 
@@ -55,6 +61,7 @@ class MemoryHarness:
     def __init__(self) -> None:
         self._now_s = 1_000.0
         self._index: MemoryModelIndex | None = None
+        self._limits: MemoryLimits | None = None
 
     def broker(self, model: ModelName = MODEL, policy: BrokerPolicy | None = None) -> Broker:
         """Return a broker whose index is shared with the other ones of the test."""
@@ -64,6 +71,11 @@ class MemoryHarness:
     def notices(self, policy: BrokerPolicy | None = None) -> NoticeBoard:
         """Return a new board."""
         return MemoryNoticeBoard(self._clock, policy)
+
+    def limits(self, policy: BrokerPolicy | None = None) -> Limits:
+        """Return the only ones of the test; the policy of the first call holds."""
+        self._limits = self._limits or MemoryLimits(self._clock, policy)
+        return self._limits
 
     async def elapse(self, seconds: float) -> None:
         """Advance the clock."""
@@ -86,6 +98,10 @@ class RedisHarness:
     def notices(self, policy: BrokerPolicy | None = None) -> NoticeBoard:
         """Return the board of this Redis, which the test has for itself."""
         return RedisNoticeBoard(self._connection, policy)
+
+    def limits(self, policy: BrokerPolicy | None = None) -> Limits:
+        """Return new ones over this Redis."""
+        return RedisLimits(self._connection, policy)
 
     async def elapse(self, seconds: float) -> None:
         """Let Redis itself count the time, by reading a stream that nobody writes."""

@@ -1,0 +1,42 @@
+"""Who may use a cluster, and how much: an API key as the cluster keeps it. The key itself is in no message."""
+
+import msgspec
+
+from common.messages.ids import ModelName, TenantId
+
+
+class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one key may use of a cluster, over all its gateways. None: without bound.
+
+    A request for n choices counts as n. Tokens are those of prompt and answer.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether nothing has to be counted."""
+        return self == NO_LIMITS
+
+
+NO_LIMITS = TenantLimits()
+
+
+class ApiKey(msgspec.Struct, frozen=True, tag="api_key", tag_field="kind", omit_defaults=True):
+    """One key. `digest` is the SHA-256 of the key in hex; `created` and `expires` are unix seconds.
+
+    `models` None: every model. `max_priority` is the highest priority that its requests may ask for. `weight` is the
+    share of the service that its requests get while there is not enough for all.
+    """
+
+    id: TenantId
+    name: str
+    digest: str
+    created: int
+    limits: TenantLimits = NO_LIMITS
+    max_priority: int = 0
+    models: tuple[ModelName, ...] | None = None
+    weight: float = 1.0
+    expires: int | None = None
