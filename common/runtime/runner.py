@@ -14,7 +14,7 @@ import torch
 from common.cache.layout import KVLayout
 from common.errors import GrammarViolated
 from common.model.batch import ForwardBatch
-from common.runtime.scoring import prompt_logprobs, sampled_logprobs, scored_positions
+from common.runtime.scoring import prompt_logprobs, sampled_logprobs
 from common.runtime.step_batch import batch_order, forward_batch
 from common.scheduling.plan import BlockCopy, Chunk, StepPlan, StepResult
 from common.scheduling.sequence import Sequence, SequenceKey
@@ -87,12 +87,11 @@ class ModelRunner:
             return StepResult(tokens={})
         chunks = sorted(plan.chunks, key=batch_order)
         sampling = [chunk for chunk in chunks if chunk.samples]
-        scored = [scored_positions(chunk) for chunk in chunks]
-        batch = forward_batch(chunks, scored, self._block_size, self._pages.device)
+        batch = forward_batch(chunks, self._block_size, self._pages.device)
         with torch.inference_mode():
             copy_pages(self._pages, plan.copies)
             hidden = self._model.forward(batch, self._pages)
-            prompts = prompt_logprobs(self._model.head, hidden[len(sampling) :], chunks, scored)
+            prompts = prompt_logprobs(self._model.head, hidden[len(sampling) :], chunks)
             logits = self._model.head(hidden[: len(sampling)])
             choices = sample(logits, [self._sampling_row(chunk) for chunk in sampling])
             by_key = dict(zip((chunk.sequence.key for chunk in sampling), choices, strict=True))

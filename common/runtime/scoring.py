@@ -18,14 +18,6 @@ SLICE_ROWS = 64
 read once per slice, which takes a tenth of multiplying 64 rows by them."""
 
 
-def scored_positions(chunk: Chunk) -> range:
-    """Return the positions within the chunk whose logits say how likely the prompt's next token is; none unless asked
-    for."""
-    if not chunk.sequence.wants_prompt_logprobs:
-        return range(0)
-    return range(min(chunk.length, chunk.sequence.num_prompt - 1 - chunk.start))
-
-
 def token_logprobs(logits: torch.Tensor, tokens: Several[int], num_top: Several[int]) -> list[TokenLogprobs]:
     """Return the logprobs of `tokens` and of each row's `num_top` likeliest; `logits` is [num_rows, vocab] fp32."""
     rows = row_logprobs(logits, tokens, max(num_top, default=0))
@@ -56,20 +48,19 @@ def sampled_logprobs(
 
 
 def prompt_logprobs(
-    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, chunks: Several[Chunk], scored: Several[range]
+    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, chunks: Several[Chunk]
 ) -> dict[SequenceKey, tuple[TokenLogprobs, ...] | None]:
-    """Return the logprobs of the prompt's tokens behind the `scored` positions of each chunk, for those that have some.
+    """Return the logprobs of the prompt's tokens behind the scored positions of each chunk, for those that have some.
 
     None: the logits hold NaN or +inf, or only -inf. `hidden` [num_scored, hidden_size] has the rows of all chunks, one
     after another; `head` makes logits of them.
     """
     found: dict[SequenceKey, tuple[TokenLogprobs, ...] | None] = {}
     first = 0
-    for chunk, positions in zip(chunks, scored, strict=True):
-        if positions:
-            rows = hidden[first : first + len(positions)]
-            found[chunk.sequence.key] = _score(head, rows, chunk)
-            first += len(positions)
+    for chunk in chunks:
+        if num_rows := len(chunk.scored):
+            found[chunk.sequence.key] = _score(head, hidden[first : first + num_rows], chunk)
+            first += num_rows
     return found
 
 

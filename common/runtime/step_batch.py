@@ -13,12 +13,10 @@ def batch_order(chunk: Chunk) -> tuple[bool, int]:
     return chunk.length > 1, -chunk.start
 
 
-def forward_batch(
-    chunks: Several[Chunk], scored: Several[range], block_size: int, device: torch.device
-) -> ForwardBatch:
+def forward_batch(chunks: Several[Chunk], block_size: int, device: torch.device) -> ForwardBatch:
     """Return the batch of `chunks`, in this order.
 
-    Wanted are the last rows of the chunks that sample, then the rows of `scored[i]`, positions within chunk i.
+    Wanted are the last rows of the chunks that sample, then the rows of all positions that are scored.
     """
     query_lengths = [chunk.length for chunk in chunks]
     context_lengths = [chunk.start + chunk.length for chunk in chunks]
@@ -32,23 +30,23 @@ def forward_batch(
         token_ids=torch.tensor(token_ids).to(device),
         positions=positions.to(device),
         slots=slots.to(device),
-        wanted=_wanted(chunks, scored).to(device),
+        wanted=_wanted(chunks).to(device),
         block_tables=tables,
         query_lengths=query_lengths,
         context_lengths=context_lengths,
     )
 
 
-def _wanted(chunks: Several[Chunk], scored: Several[range]) -> torch.Tensor:
-    sampled_rows: list[int] = []
-    scored_rows: list[int] = []
+def _wanted(chunks: Several[Chunk]) -> torch.Tensor:
+    sampled: list[int] = []
+    scored: list[int] = []
     first = 0
-    for chunk, positions in zip(chunks, scored, strict=True):
+    for chunk in chunks:
         if chunk.samples:
-            sampled_rows.append(first + chunk.length - 1)
-        scored_rows.extend(first + position for position in positions)
+            sampled.append(first + chunk.length - 1)
+        scored.extend(first + position for position in chunk.scored)
         first += chunk.length
-    return torch.tensor(sampled_rows + scored_rows, dtype=torch.int64)
+    return torch.tensor(sampled + scored, dtype=torch.int64)
 
 
 def _block_tables(chunks: Several[Chunk], context_lengths: Several[int], block_size: int) -> torch.Tensor:

@@ -17,10 +17,19 @@ class Chunk:
     length: int
     samples: bool
 
+    @property
+    def scored(self) -> range:
+        """Positions within the chunk whose logits say how likely the next token of the prompt was; none unless the
+        sequence wants that."""
+        if not self.sequence.wants_prompt_logprobs:
+            return range(0)
+        return range(min(self.length, self.sequence.num_prompt - 1 - self.start))
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy a whole page within the pool, before anything is computed."""
+    """Copy a whole page within the pool, before anything is computed. Of the copies of one step no page is the target
+    of two, or of one and the source of another."""
 
     source: BlockId
     target: BlockId
