@@ -4,6 +4,7 @@ One parser per choice sees the choice's text in order, cut anywhere and without 
 """
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 import msgspec
@@ -40,6 +41,14 @@ Piece = Content | Reasoning | ToolCallDelta
 class AnswerParser(Protocol):
     """Reads one choice."""
 
+    @property
+    def markers(self) -> AbstractSet[str]:
+        """Special tokens that it must see in the text, though others are left out."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rest of the text, if there is any, means nothing: it need not be generated."""
+
     def push(self, text: str) -> list[Piece]:
         """Return what the text adds for certain; `text` is never empty."""
 
@@ -49,6 +58,9 @@ class AnswerParser(Protocol):
 
 class PlainAnswer:
     """All text is content."""
+
+    markers: AbstractSet[str] = frozenset()
+    is_over = False
 
     def push(self, text: str) -> list[Piece]:
         """Return the text as it is."""
