@@ -28,13 +28,13 @@ def row_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> R
     assert logits.shape[0] == len(tokens), (logits.shape, len(tokens))
     maxima = logits.amax(dim=-1, keepdim=True)
     # Summed in fp64: the terms of 49,152 tokens are far apart in size.
-    normaliser = (logits - maxima).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64).log_() + maxima
+    log_sums = (logits - maxima).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64).log_()
     chosen = torch.tensor(tokens, dtype=torch.int64, device=logits.device).unsqueeze(1)
     top_ids = _top_ids(logits, min(num_top, logits.shape[1]))
     return RowLogprobs(
-        of_tokens=(logits.gather(1, chosen) - normaliser).squeeze(1),
+        of_tokens=(logits.gather(1, chosen) - maxima - log_sums).squeeze(1),
         top_ids=top_ids,
-        of_top=logits.gather(1, top_ids) - normaliser,
+        of_top=logits.gather(1, top_ids) - maxima - log_sums,
     )
 
 
