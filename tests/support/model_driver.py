@@ -1,11 +1,13 @@
 """Runs sequences through a `ModelRunner` with the simplest scheduler: each sequence computes one chunk a step."""
 
+from collections import defaultdict
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 import torch
 
 from common.messages.ids import BlockId, PlacementNumber, RequestId
+from common.messages.logprobs import TokenLogprobs
 from common.messages.sampling import SamplingParams
 from common.model.batch import ForwardBatch
 from common.model.llama import LlamaModel
@@ -22,11 +24,13 @@ def poisoned_pages(model: LlamaModel, num_blocks: int, block_size: int) -> torch
 
 
 class BatchProbe:
-    """Wraps a model; remembers the logits of the last step, and replaces rows of them if told to."""
+    """Wraps a model; remembers the logits that the last tokens were sampled from and how many rows of logits were wanted
+    at once, at most. Replaces rows of them if told to."""
 
     def __init__(self, model: LlamaModel) -> None:
         self._model = model
         self.logits = torch.empty(0)
+        self.most_rows = 0
         self.replacements: dict[int, float] = {}
 
     def forward(self, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
@@ -34,28 +38,33 @@ class BatchProbe:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         self.logits = self._model.head(hidden)
+        self.most_rows = max(self.most_rows, len(hidden))
         for row, value in self.replacements.items():
-            self.logits[row] = value
+            self.logits[row : row + 1] = value
         return self.logits
 
 
 @dataclass
 class ModelDriver:
-    """A pool that hands out scattered blocks, and sequences that run until they have their tokens."""
+    """A pool that hands out scattered blocks, and sequences that run until they have their tokens.
+
+    `logprobs` are those of the tokens sampled so far.
+    """
 
     model: LlamaModel
     block_size: int = 16
     num_blocks: int = 128
     chunk_size: int = 512
     probe: BatchProbe = field(init=False)
+    pages: torch.Tensor = field(init=False)
     runner: ModelRunner = field(init=False)
     free: list[int] = field(init=False)
+    logprobs: defaultdict[SequenceKey, list[TokenLogprobs]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.probe = BatchProbe(self.model)
-        self.runner = ModelRunner(
-            self.probe, poisoned_pages(self.model, self.num_blocks, self.block_size), self.block_size
-        )
+        self.pages = poisoned_pages(self.model, self.num_blocks, self.block_size)
+        self.runner = ModelRunner(self.probe, self.pages, self.block_size)
         self.free = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
         self._num_sequences = 0
 
@@ -68,16 +77,26 @@ class ModelDriver:
     def preempt(self, sequence: Sequence) -> None:
         """Take the sequence's blocks away; it computes everything again."""
         self.free.extend(sequence.block_ids)
+        if sequence.wants_prompt_logprobs:
+            sequence.prompt_logprobs.clear()
         sequence.block_ids, sequence.num_computed = [], 0
+
+    def plan(self, sequences: Several[Sequence]) -> StepPlan:
+        """Return a step with one chunk of each sequence, which gets the blocks for it."""
+        return StepPlan(tuple(self._chunk(sequence) for sequence in sequences))
 
     def step(self, sequences: Several[Sequence]) -> frozenset[SequenceKey]:
         """Compute one chunk of each sequence; append what was sampled; return the invalid ones."""
-        plan = StepPlan(tuple(self._chunk(sequence) for sequence in sequences))
+        plan = self.plan(sequences)
         result = self.runner.run(plan)
         for chunk in plan.chunks:
-            chunk.sequence.num_computed += chunk.length
-            if (token := result.tokens.get(chunk.sequence.key)) is not None:
-                chunk.sequence.token_ids.append(token)
+            sequence = chunk.sequence
+            sequence.num_computed += chunk.length
+            sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.key, ())
+            if (token := result.tokens.get(sequence.key)) is not None:
+                sequence.token_ids.append(token)
+            if (logprobs := result.logprobs.get(sequence.key)) is not None:
+                self.logprobs[sequence.key].append(logprobs)
         return result.invalid
 
     def generate(self, sequences: Several[Sequence], num_tokens: int) -> list[list[int]]:
