@@ -24,8 +24,10 @@ def poisoned_pages(model: LlamaModel, num_blocks: int, block_size: int) -> torch
 
 
 class BatchProbe:
-    """Wraps a model; remembers the logits that the last tokens were sampled from and how many rows of logits were wanted
-    at once, at most. Replaces rows of them if told to."""
+    """Wraps a model; remembers the logits that the last tokens were sampled from, and how many rows it made at once.
+
+    Replaces rows of logits if told to.
+    """
 
     def __init__(self, model: LlamaModel) -> None:
         self._model = model
