@@ -14,18 +14,22 @@ from common.errors import DoesNotFit
 from common.messages.ids import BlockId, EntryId
 from common.runtime.engine import EngineLoad
 from common.runtime.staging import NoStaging, Staging
-from common.scheduling.emission import Emission
+from common.scheduling.emission import Emission, FailureCode
 from common.scheduling.plan import StepPlan, StepResult
-from common.scheduling.sequence import Sequence, SequenceKey
-from decode_worker.scheduler import DecodeScheduler, Intake
+from common.scheduling.sequence import PlacementKey, Sequence, SequenceKey
+from decode_worker.first_token import FirstToken
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.ticket import Intake
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Take over a sequence; it may be prefilled elsewhere if `may_go_remote`."""
+    """Take over a request: the choice that leads, and those that follow. It may be prefilled elsewhere if
+    `may_go_remote`."""
 
-    sequence: Sequence
+    leader: Sequence
     may_go_remote: bool
+    followers: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,10 @@ class Absorb:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """`token` is the sequence's next one, and every page is in place unless it is also its last."""
+    """`first` is the sequence's next token, and every page is in place, unless it is its last and nobody follows."""
 
     key: SequenceKey
-    token: int
-    num_cached: int
+    first: FirstToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,25 @@ class FallBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Forget the sequence, whatever its state."""
+class Fail:
+    """The sequence has failed where it was prefilled, and would here."""
 
     key: SequenceKey
+    failure: FailureCode
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget one choice, whatever its state; the others go on."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAll:
+    """Forget every choice of the placement."""
+
+    placement: PlacementKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +89,7 @@ class Leave:
     """The worker is leaving: name the sequences that have not begun to run here."""
 
 
-Command = Admit | Absorb | Activate | FallBack | Cancel | LetGo | Leave
+Command = Admit | Absorb | Activate | FallBack | Fail | Cancel | CancelAll | LetGo | Leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,13 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The sequence is computed here from now on."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The sequence can never run here."""
 
@@ -93,19 +118,19 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """The sequence waits or is received where a suspect will run alone; its edge gives it back."""
+    """The sequence's placement waits or is received where a suspect will run alone; its edge gives it back."""
 
     key: SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
 class Unstarted:
-    """The sequence has not begun to run here; its edge hands it back."""
+    """The sequence's placement has not begun to run here; its edge hands it back."""
 
     key: SequenceKey
 
 
-Event = Reserved | Refused | Displaced | Unstarted | Emission
+Event = Reserved | Begun | Refused | Displaced | Unstarted | Emission
 
 
 class DecodeCore:
@@ -141,8 +166,13 @@ class DecodeCore:
             case FallBack(key, alone):
                 is_here = self._scheduler.fall_back(key, alone=alone)
                 return self._displaced_by(key) if is_here and alone else ()
+            case Fail(key, failure):
+                emission = self._scheduler.fail(key, failure)
+                return () if emission is None else (emission,)
             case Cancel(key):
                 self._scheduler.cancel(key)
+            case CancelAll(placement):
+                self._scheduler.cancel_all(placement)
             case LetGo(key):
                 self._let_go(key)
             case Leave():
@@ -152,9 +182,11 @@ class DecodeCore:
         return ()
 
     def plan(self) -> tuple[StepPlan, Iterable[Event]]:
-        """Reserve pages for remote prefills that fit now, then plan a step."""
-        reserved = [self._lend(sequence) for sequence in self._scheduler.admit()]
-        return self._scheduler.plan(), reserved
+        """Admit what fits now, lending the pages of remote prefills, then plan a step."""
+        admitted = self._scheduler.admit()
+        events: list[Event] = [self._lend(sequence) for sequence in admitted.reserved]
+        events += [Begun(sequence.key) for sequence in admitted.begun]
+        return self._scheduler.plan(), events
 
     def settle(self, plan: StepPlan, result: StepResult) -> Iterable[Event]:
         """Return the tokens of the step."""
@@ -190,28 +222,30 @@ class DecodeCore:
         return total
 
     def _admit(self, command: Admit) -> Iterable[Event]:
-        sequence = command.sequence
-        may_go_remote = command.may_go_remote and not sequence.runs_alone
-        is_remote = may_go_remote and self._num_uncached(sequence) > self._local_prefill_max_tokens
+        leader = command.leader
+        may_go_remote = command.may_go_remote and not leader.runs_alone
+        is_remote = may_go_remote and self._num_uncached(leader) > self._local_prefill_max_tokens
         try:
-            self._scheduler.add(sequence, Intake.REMOTE if is_remote else Intake.LOCAL)
+            self._scheduler.add(leader, Intake.REMOTE if is_remote else Intake.LOCAL, command.followers)
         except DoesNotFit as error:
-            return (Refused(sequence.key, str(error)),)
-        return self._displaced_by(sequence.key) if sequence.runs_alone else ()
+            return (Refused(leader.key, str(error)),)
+        return self._displaced_by(leader.key) if leader.runs_alone else ()
 
     def _displaced_by(self, suspect: SequenceKey) -> Iterable[Event]:
         return [Displaced(key) for key in self._scheduler.displaced_by(suspect)]
 
     def _num_uncached(self, sequence: Sequence) -> int:
+        if sequence.wants_prompt_logprobs:  # each of its tokens has to be computed
+            return sequence.num_tokens
         hit = self._prefix.match(sequence.token_ids, sequence.hash_chain, sequence.num_tokens - 1)
         self._pool.release(hit)
         return sequence.num_tokens - len(hit) * self._block_size
 
     def _activate(self, command: Activate) -> Iterable[Event]:
-        emission = self._scheduler.conclude(command.key, command.token, command.num_cached)
+        emission = self._scheduler.conclude(command.key, command.first)
         if emission is None:
             self._staging.collect(self._lent.get(command.key, ()))
-            emission = self._scheduler.activate(command.key, command.token, command.num_cached)
+            emission = self._scheduler.activate(command.key, command.first)
         return () if emission is None else (emission,)
 
     def _lend(self, sequence: Sequence) -> Reserved:

@@ -3,14 +3,16 @@
 import time
 
 from common.messages.ids import GatewayId
+from common.rpc.logprobs import logprobs_message
 from common.runtime.feeds import FeedHub
 from common.scheduling.emission import Emission, FailureCode
-from decode_worker.ledger import Ledger, Live
+from decode_worker.ledger import Answer, Ledger, Live
 from decode_worker.reception import TryLoss
 from proto import worker_pb2 as pb
 
 FAILURE_TEXTS = {
     FailureCode.INVALID_LOGITS: "the model computed no valid probabilities for this request",
+    FailureCode.GRAMMAR_VIOLATED: "the answer could not be continued within its grammar",
     FailureCode.PREEMPTED: "the request lost its KV pages to older ones too often",
 }
 RETRYABLE = frozenset({FailureCode.PREEMPTED})
@@ -28,25 +30,29 @@ class Emitter:
         self._push(live, accepted=pb.Accepted(needs_prompt=needs_prompt))
 
     def emit(self, emission: Emission) -> Live | None:
-        """Send one emission; return the placement if that was its last."""
-        live = self._ledger.get(emission.key)
+        """Send one emission; return the placement if it is over with it: all choices have ended, or one has failed."""
+        live = self._ledger.get(emission.key.of_placement)
         if live is None:  # cancelled while the step ran
             return None
-        live.num_generated = emission.index + len(emission.token_ids)
         live.num_cached = emission.num_cached
-        if emission.failure is not None:
+        if emission.failure is not None:  # also of a choice that was cancelled alone: the others have ended with it
             is_retryable = emission.failure in RETRYABLE
             self.failed(live, emission.failure, FAILURE_TEXTS[emission.failure], is_retryable=is_retryable)
             return live
+        answer = live.open_answer(emission.key.choice)
+        if answer is None:
+            return None
+        answer.num_generated = emission.index + len(emission.token_ids)
         if emission.token_ids:
-            self._push(live, tokens=_tokens(live, emission))
+            self._push(live, tokens=_tokens(live, answer, emission))
         if emission.finish is None:
             return None
-        finished = pb.Finished(
-            reason=emission.finish.value, num_generated=live.num_generated, num_cached_tokens=emission.num_cached
-        )
-        self._push(live, finished=finished)
-        live.finish, live.failure = emission.finish, ""
+        self._push(live, finished=_finished(live, answer, emission))
+        answer.is_open = False
+        live.finish = emission.finish
+        if live.open_choices:
+            return None
+        live.failure = ""
         return live
 
     def failed(self, live: Live, code: str, message: str, *, is_retryable: bool) -> None:
@@ -80,14 +86,31 @@ class Emitter:
         self._feeds.push(GatewayId(live.job.gateway), event)
 
 
-def _tokens(live: Live, emission: Emission) -> pb.Tokens:
+def _tokens(live: Live, answer: Answer, emission: Emission) -> pb.Tokens:
     """Return the frame of new tokens; the first one of a placement also tells what was cached."""
     is_first = live.decoding_ns is None
     if is_first:
         live.decoding_ns = time.time_ns()
+    if answer.first_token_s is None:
+        answer.first_token_s = time.monotonic()
     return pb.Tokens(
         index=emission.index,
         ids=emission.token_ids,
         chain=emission.chain,
         num_cached_tokens=emission.num_cached if is_first else None,
+        choice=emission.key.choice,
+        logprobs=map(logprobs_message, emission.logprobs),
+        prompt_logprobs=map(logprobs_message, emission.prompt_logprobs),
+    )
+
+
+def _finished(live: Live, answer: Answer, emission: Emission) -> pb.Finished:
+    assert emission.finish is not None
+    assert answer.first_token_s is not None, f"{emission.key} has ended without a token"
+    return pb.Finished(
+        reason=emission.finish.value,
+        num_generated=answer.num_generated,
+        num_cached_tokens=emission.num_cached,
+        choice=emission.key.choice,
+        times=live.stages.times(answer.first_token_s),
     )

@@ -9,19 +9,22 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from common.broker.backoff import Retry
 from common.broker.protocols import JobQueue, QueuedJob
 from common.errors import BrokerUnavailable, MalformedRecord
 from common.lifecycle.timer import Timer
 from common.messages.codec import unpack_ids
-from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
-from common.scheduling.sequence import Sequence, SequenceKey
-from decode_worker.core import Absorb, Admit, Cancel, Command, Leave
+from common.messages.ids import ChoiceIndex, EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
+from common.messages.sampling import SamplingParams
+from common.scheduling.sequence import PlacementKey, Sequence, SequenceKey
+from decode_worker.core import Absorb, Admit, Cancel, CancelAll, Command, Leave
 from decode_worker.emitter import Emitter
-from decode_worker.ledger import Ledger, Live
+from decode_worker.ledger import CANCELLED, Ledger, Live
+from decode_worker.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +36,6 @@ DEADLINE_GRACE_S = 1.0
 """How long after a request's deadline its gateway, whose word counts, may cancel it before we do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a sequence must respect to be computable here."""
-
-    vocab_size: int
-    max_context: int
-
-
 class Intake:
     """Reads jobs until cancelled; owns the way in and the way out of the ledger."""
 
@@ -50,7 +45,7 @@ class Intake:
         ledger: Ledger,
         emitter: Emitter,
         submit: Callable[[Command], None],
-        drop_reception: Callable[[SequenceKey], None],
+        drop_reception: Callable[[PlacementKey], None],
         may_go_remote: Callable[[], bool],
         limits: Limits,
         on_opened: Callable[[Live], None],
@@ -85,7 +80,7 @@ class Intake:
         """Begin to leave: what is not computed yet is handed back at once, and so is what still comes."""
         self._is_leaving = True
         for live in self._ledger.all():
-            if live.ids is None:
+            if live.prompt is None:
                 self.hand_back(live)
         self._submit(Leave())
 
@@ -111,7 +106,7 @@ class Intake:
 
     def supply_prompt(self, request: RequestId, placement: PlacementNumber, ids: bytes) -> bool:
         """Bring the ids of an accepted job; False if that placement is not here."""
-        live = self._ledger.get(SequenceKey(request, placement))
+        live = self._ledger.get(PlacementKey(request, placement))
         if live is None:
             return False
         if live.prompt_timer is not None:
@@ -126,6 +121,26 @@ class Intake:
         live = self._ledger.find(request)
         if live is not None and live.job.placement <= placement:
             self.close(live.key)
+
+    def cancel_choice(self, request: RequestId, placement: PlacementNumber, choice: ChoiceIndex) -> None:
+        """End one choice of this very placement, here already or not; the others go on."""
+        key = PlacementKey(request, placement)
+        live = self._ledger.get(key)
+        if live is None:
+            self._ledger.bury_choice(key, choice)
+            return
+        answer = live.open_answer(choice)
+        if answer is None:
+            return
+        is_leader = live.open_choices[0] == choice
+        answer.is_open = False
+        if not live.open_choices:
+            live.failure = "" if live.finish else CANCELLED
+            self.close(key)
+            return
+        if is_leader:
+            self._drop_reception(key)  # if its prompt is on its way, the next choice computes it here
+        self._submit(Cancel(SequenceKey(request, placement, choice=choice)))
 
     def cancel_gateway(self, gateway: GatewayId) -> None:
         """End everything of a gateway that is gone."""
@@ -147,11 +162,11 @@ class Intake:
         self._emitter.failed(live, "displaced", "another request has to run alone here", is_retryable=True)
         self.close(live.key)
 
-    def close(self, key: SequenceKey) -> None:
+    def close(self, key: PlacementKey) -> None:
         """Release all that a placement holds here, whatever its state; idempotent."""
         self._ledger.close(key)
         self._drop_reception(key)
-        self._submit(Cancel(key))
+        self._submit(CancelAll(key))
 
     def _is_wanted(self, queued: QueuedJob) -> bool:
         job = queued.job
@@ -201,45 +216,46 @@ class Intake:
         if self._ledger.has_suspect_beside(live):
             self.displace(live)
             return
-        job = live.job
         try:
-            ids = unpack_ids(prompt)
-            shown = unpack_ids(job.choices[0].shown)
+            reason = self._limits.objection(live.job, prompt)
         except MalformedRecord as error:
-            self._refuse(live, str(error))
-            return
-        reason = self._objection(live, ids, shown)
+            reason = str(error)
         if reason is not None:
             self._refuse(live, reason)
             return
-        sequence = Sequence(
-            live.key,
-            ids + shown,
-            len(ids),
-            job.sampling,
-            next(self._arrivals),
+        live.prompt = prompt
+        live.prefilling_ns = time.time_ns()  # unless it is reserved for a remote prefill
+        self._emitter.accepted(live, needs_prompt=False)
+        self._admit(live, unpack_ids(prompt))
+
+    def _admit(self, live: Live, prompt: list[int]) -> None:
+        """Hand the choices that are open to the engine."""
+        arrival = next(self._arrivals)
+        leader, *followers = (
+            self._sequence(live, choice, prompt, arrival, has_lead=place == 0)
+            for place, choice in enumerate(live.open_choices)
+        )
+        self._submit(Admit(leader, self._may_go_remote(), tuple(followers)))
+
+    def _sequence(
+        self, live: Live, choice: ChoiceIndex, prompt: list[int], arrival: int, *, has_lead: bool
+    ) -> Sequence:
+        job = live.job
+        return Sequence(
+            SequenceKey(job.request, job.placement, choice=choice),
+            prompt + unpack_ids(live.answers[choice].shown),
+            len(prompt),
+            job.sampling if has_lead else _of_follower(job.sampling),
+            arrival,
             cache_salt=job.cache_salt,
             runs_alone=job.runs_alone,
         )
-        live.ids = prompt + job.choices[0].shown
-        live.prefilling_ns = time.time_ns()  # unless it is reserved for a remote prefill
-        self._emitter.accepted(live, needs_prompt=False)
-        self._submit(Admit(sequence, self._may_go_remote()))
-
-    def _objection(self, live: Live, ids: list[int], shown: list[int]) -> str | None:
-        """Return why the sequence cannot run: callers other than our gateway are checked here as well."""
-        if len(ids) != live.job.num_prompt_tokens or not ids:
-            return f"{live.job.num_prompt_tokens} prompt tokens were announced, {len(ids)} came"
-        if len(ids) + len(shown) >= self._limits.max_context:
-            return f"{len(ids) + len(shown)} tokens leave no room in a context of {self._limits.max_context}"
-        if len(shown) >= live.job.sampling.max_tokens:
-            return f"all {live.job.sampling.max_tokens} tokens were generated before: nothing is left to generate"
-        named = (*ids, *shown, *live.job.sampling.stop_ids)
-        outside = [token for token in named if not 0 <= token < self._limits.vocab_size]
-        if outside:
-            return f"token id {outside[0]} is outside the vocabulary of {self._limits.vocab_size}"
-        return None
 
     def _refuse(self, live: Live, reason: str) -> None:
         self._emitter.failed(live, "invalid_request", reason, is_retryable=False)
         self.close(live.key)
+
+
+def _of_follower(sampling: SamplingParams) -> SamplingParams:
+    """The logprobs of the prompt are told once, by the choice that has it computed."""
+    return msgspec.structs.replace(sampling, num_prompt_logprobs=None)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.lifecycle.timer import Timer
-from common.messages.ids import GatewayId, PlacementNumber, RequestId
+from common.messages.ids import ChoiceIndex, GatewayId, PlacementNumber, RequestId
 from common.messages.job import Job
-from common.scheduling.sequence import FinishReason, SequenceKey
+from common.scheduling.sequence import FinishReason, PlacementKey
+from decode_worker.stages import Stages
 
 MAX_TOMBSTONES = 10_000
 """A tombstone is 200 bytes; at 1,000 cancels per second they last 10 s, longer than any job is under way."""
@@ -21,8 +22,21 @@ CANCELLED = "cancelled"
 
 
 @dataclass(eq=False, slots=True)
+class Answer:
+    """One choice of a placement, and what its gateway was told of it. `shown` ids (packed) were told by earlier ones.
+
+    `first_token_s` is the time of its first token here, by the monotonic clock.
+    """
+
+    shown: bytes
+    is_open: bool = True
+    num_generated: int = 0
+    first_token_s: float | None = None
+
+
+@dataclass(eq=False, slots=True)
 class Live:
-    """One accepted placement. `ids` (packed, shown tokens included) is set once the prompt is here.
+    """One accepted placement. It is over when all of its answers are. `prompt` (packed ids) is set once it is here.
 
     `prefilling_ns` is the time since when its prompt is computed here, None while that is or was done elsewhere;
     `decoding_ns` the time of its first token. It ends with `finish`, or with the code `failure`: cancelled unless told
@@ -30,11 +44,12 @@ class Live:
     """
 
     job: Job
-    ids: bytes | None = None
+    answers: dict[ChoiceIndex, Answer]
+    prompt: bytes | None = None
+    stages: Stages = field(default_factory=Stages)
     accepted_ns: int = field(default_factory=time.time_ns)
     prefilling_ns: int | None = None
     decoding_ns: int | None = None
-    num_generated: int = 0
     num_cached: int = 0
     finish: FinishReason | None = None
     failure: str = CANCELLED
@@ -43,9 +58,24 @@ class Live:
     deadline_timer: Timer | None = None
 
     @property
-    def key(self) -> SequenceKey:
-        """The sequence of this placement."""
-        return SequenceKey(self.job.request, self.job.placement)
+    def key(self) -> PlacementKey:
+        """What the placement is called."""
+        return PlacementKey(self.job.request, self.job.placement)
+
+    @property
+    def open_choices(self) -> list[ChoiceIndex]:
+        """The choices that are not over, the one that leads first."""
+        return [choice for choice, answer in self.answers.items() if answer.is_open]
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of all choices, those of earlier placements included."""
+        return sum(answer.num_generated for answer in self.answers.values())
+
+    def open_answer(self, choice: ChoiceIndex) -> Answer | None:
+        """Return an answer that is not over."""
+        answer = self.answers.get(choice)
+        return answer if answer is not None and answer.is_open else None
 
 
 def _ignore(_: Live) -> None:
@@ -59,26 +89,30 @@ class Ledger:
         self._on_closed = on_closed
         self._live: dict[RequestId, Live] = {}
         self._tombstones: OrderedDict[RequestId, PlacementNumber] = OrderedDict()
+        self._unwanted: OrderedDict[PlacementKey, set[ChoiceIndex]] = OrderedDict()
+        """Choices that were cancelled alone, before their job came."""
 
     def __len__(self) -> int:
         """Return the number of live placements."""
         return len(self._live)
 
     def open(self, job: Job) -> Live:
-        """Start a placement; the caller has closed older ones."""
-        live = self._live[job.request] = Live(job, is_suspect=job.runs_alone)
+        """Start a placement with the choices that are wanted; the caller has closed older ones."""
+        unwanted = self._unwanted.pop(PlacementKey(job.request, job.placement), set())
+        answers = {each.choice: Answer(each.shown) for each in job.choices if each.choice not in unwanted}
+        live = self._live[job.request] = Live(job, answers, is_suspect=job.runs_alone)
         return live
 
     def find(self, request: RequestId) -> Live | None:
         """Return the live placement of a request."""
         return self._live.get(request)
 
-    def get(self, key: SequenceKey) -> Live | None:
+    def get(self, key: PlacementKey) -> Live | None:
         """Return the live placement of that key, None if it is another or none."""
         live = self._live.get(key.request)
         return live if live is not None and live.job.placement == key.placement else None
 
-    def close(self, key: SequenceKey) -> Live | None:
+    def close(self, key: PlacementKey) -> Live | None:
         """End a placement, for good: its job may be delivered again, but not run again. None if it was not live."""
         live = self.get(key)
         if live is None:
@@ -110,6 +144,15 @@ class Ledger:
         if len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
+    def bury_choice(self, key: PlacementKey, choice: ChoiceIndex) -> None:
+        """Remember that this choice is not wanted, should the job of that very placement still come."""
+        self._unwanted.setdefault(key, set()).add(choice)
+        if len(self._unwanted) > MAX_TOMBSTONES:
+            self._unwanted.popitem(last=False)
+
     def is_buried(self, job: Job) -> bool:
-        """Whether the job was cancelled before it arrived."""
-        return job.placement <= self._tombstones.get(job.request, 0)
+        """Whether the job was cancelled before it arrived, or each of its choices was."""
+        if job.placement <= self._tombstones.get(job.request, 0):
+            return True
+        unwanted = self._unwanted.get(PlacementKey(job.request, job.placement))
+        return unwanted is not None and unwanted.issuperset(each.choice for each in job.choices)

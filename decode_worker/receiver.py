@@ -8,10 +8,10 @@ way out the pulls are stopped before the pages are let go, we delete the task as
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import assert_never
 
 from common.broker.protocols import TaskQueue
 from common.errors import BrokerUnavailable, PageCorrupt, PeerError, PeerUnreachable, StalePage
@@ -20,10 +20,11 @@ from common.messages.ids import BlockId, EntryId, Epoch, TryNumber, WorkerId
 from common.messages.job import SUSPECT_DEATHS, PrefillTask
 from common.messages.registry import Role, WorkerRecord
 from common.runtime.peers import Peers
-from common.scheduling.sequence import SequenceKey
+from common.scheduling.emission import FailureCode
+from common.scheduling.sequence import PlacementKey, SequenceKey
 from common.telemetry.logs import request_id
 from common.transfer.protocols import PageCopy
-from decode_worker.core import Activate, Command, FallBack, LetGo, Reserved
+from decode_worker.core import Activate, Command, Fail, FallBack, LetGo, Reserved
 from decode_worker.emitter import Emitter
 from decode_worker.fetcher import Fetcher
 from decode_worker.ledger import Live
@@ -80,22 +81,33 @@ class Receiver:
         self._witness = witness
         self._clock = clock
         self._doubt = doubt
-        self._receptions: dict[SequenceKey, Reception] = {}
+        self._receptions: dict[PlacementKey, Reception] = {}
+        """By placement: the choice that leads is received, and if it is cancelled alone, no other one."""
         self._running: set[asyncio.Task[None]] = set()
         """Also those of dropped receptions, until their pulls have stopped."""
 
     def begin(self, live: Live, ids: bytes, reserved: Reserved) -> None:
         """Start to receive a sequence (packed `ids`) whose pages are reserved."""
-        stop_ids = frozenset(live.job.sampling.stop_ids)
-        reception = Reception(reserved.key, ids, stop_ids, reserved.first_block, reserved.block_ids, self._clock)
+        sampling = live.job.sampling
+        reception = Reception(
+            reserved.key,
+            ids,
+            frozenset() if len(live.open_choices) > 1 else frozenset(sampling.stop_ids),  # the others need the pages
+            reserved.first_block,
+            reserved.block_ids,
+            self._clock,
+        )
         reception.num_deaths = live.job.num_deaths
-        self._receptions[reserved.key] = reception
-        task = asyncio.create_task(self._receive(reception, live, len(ids) // 4), name=f"receive-{live.key}")
+        reception.wants_logprobs = sampling.num_logprobs is not None
+        if sampling.num_prompt_logprobs is not None and not live.answers[reserved.key.choice].shown:
+            reception.num_prompt_logprobs = live.job.num_prompt_tokens - 1
+        self._receptions[live.key] = reception
+        task = asyncio.create_task(self._receive(reception, live, len(ids) // 4), name=f"receive-{reserved.key}")
         reception.task = task
         self._running.add(task)
         task.add_done_callback(partial(self._let_go, reception))
 
-    def drop(self, key: SequenceKey) -> None:
+    def drop(self, key: PlacementKey) -> None:
         """Cancel a reception; its pages are let go when its pulls have stopped."""
         reception = self._receptions.pop(key, None)
         if reception is not None and reception.task is not None:
@@ -107,15 +119,15 @@ class Receiver:
             self.drop(key)
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    def find(self, key: SequenceKey) -> Reception | None:
-        """Return the reception of a sequence."""
+    def find(self, key: PlacementKey) -> Reception | None:
+        """Return the reception of a placement."""
         return self._receptions.get(key)
 
     def attempts(self) -> list[tuple[SequenceKey, Attempt]]:
         """Return the bound attempts: what our leases must keep alive."""
         return [
-            (key, reception.attempt)
-            for key, reception in self._receptions.items()
+            (reception.key, reception.attempt)
+            for reception in self._receptions.values()
             if reception.attempt is not None and reception.attempt.source is not None
         ]
 
@@ -126,7 +138,7 @@ class Receiver:
         if not copies or source is None:
             return
         attempt.requested.update(copies)
-        attempt.first_pull_ns = attempt.first_pull_ns or time.time_ns()
+        attempt.note_pull()
         checksums = {
             copies[page.block_index].target: page.checksum
             for page in pages
@@ -139,25 +151,32 @@ class Receiver:
     async def _receive(self, reception: Reception, live: Live, num_tokens: int) -> None:
         request_id.set(live.job.request)
         try:
-            commit = await self._try_all(reception, live, num_tokens)
+            outcome = await self._try_all(reception, live, num_tokens)
         except Exception:  # root of a task: the request goes on without what has failed here
             logger.exception("receiving failed")
-            commit = None
-        if commit is None:
-            self._witness.fell_back(live)
-            live.is_suspect = reception.num_deaths >= SUSPECT_DEATHS
-            self._submit(FallBack(reception.key, alone=live.is_suspect))
-        else:
-            self._submit(Activate(reception.key, commit.token, commit.num_cached))
+            outcome = None
+        match outcome:
+            case Commit(first):
+                self._submit(Activate(reception.key, first))
+            case FailureCode():
+                self._submit(Fail(reception.key, outcome))
+            case None:
+                self._witness.fell_back(live)
+                live.is_suspect = reception.num_deaths >= SUSPECT_DEATHS
+                self._submit(FallBack(reception.key, alone=live.is_suspect))
+            case _:
+                assert_never(outcome)
 
     def _let_go(self, reception: Reception, task: asyncio.Task[None]) -> None:
         """Runs on every way out, also if the task was cancelled before its first step."""
         self._running.discard(task)
-        if self._receptions.get(reception.key) is reception:
-            del self._receptions[reception.key]
+        placement = reception.key.of_placement
+        if self._receptions.get(placement) is reception:
+            del self._receptions[placement]
         self._submit(LetGo(reception.key))
 
-    async def _try_all(self, reception: Reception, live: Live, num_tokens: int) -> Commit | None:
+    async def _try_all(self, reception: Reception, live: Live, num_tokens: int) -> Commit | FailureCode | None:
+        """Return the commit, why the request fails wherever it is computed, or None if nobody has prefilled it."""
         for number in range(1, MAX_TRIES + 1):
             if not self._peers.ready(Role.PREFILL):
                 return None
@@ -165,6 +184,8 @@ class Receiver:
                 return await self._try(reception, live, num_tokens, TryNumber(number))
             except AttemptLost as lost:
                 logger.warning("prefill try %d lost (%s): %s", number, lost.loss, lost)
+                if lost.loss is TryLoss.VIOLATED:
+                    return FailureCode.GRAMMAR_VIOLATED
                 if lost.loss in (TryLoss.SILENT, TryLoss.UNREACHABLE):
                     self._shun(reception)
                 if lost.loss.is_failure:
@@ -184,7 +205,7 @@ class Receiver:
 
     async def _try(self, reception: Reception, live: Live, num_tokens: int, number: TryNumber) -> Commit:
         attempt = reception.begin(number)
-        publishing = asyncio.create_task(self._tasks.publish(self._task(live, num_tokens, number)))
+        publishing = asyncio.create_task(self._tasks.publish(self._task(reception.key, live, num_tokens, number)))
         try:
             await asyncio.shield(publishing)  # when we are cancelled now, we still need to know what to delete
             self._witness.tried()
@@ -268,7 +289,7 @@ class Receiver:
             case _:
                 attempt.lose(TryLoss.REFUSED, str(error))
 
-    def _task(self, live: Live, num_tokens: int, number: TryNumber) -> PrefillTask:
+    def _task(self, key: SequenceKey, live: Live, num_tokens: int, number: TryNumber) -> PrefillTask:
         job = live.job
         return PrefillTask(
             request=job.request,
@@ -283,4 +304,5 @@ class Receiver:
             cache_salt=job.cache_salt,
             traceparent=job.traceparent,
             tracestate=job.tracestate,
+            choice=key.choice,
         )

@@ -14,6 +14,7 @@ from common.messages.ids import BlockId, EntryId, Generation, TryNumber
 from common.messages.registry import WorkerRecord
 from common.scheduling.sequence import SequenceKey
 from common.transfer.protocols import PageCopy
+from decode_worker.first_token import FirstToken
 from proto import worker_pb2 as pb
 
 
@@ -29,6 +30,8 @@ class TryLoss(enum.StrEnum):
     STALLED = "stalled"
     FAILED = "failed"
     """It computed no valid first token."""
+    VIOLATED = "violated"
+    """No token could begin the answer within its grammar; another try would find the same."""
     CORRUPT = "corrupt"
     """A page came with other bytes than it was announced with."""
     MISSED = "missed"
@@ -65,10 +68,9 @@ class AttemptLost(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The first token, how many prompt tokens the prefill worker had cached, and the span of its prefill."""
+    """What the prefill worker brings beside the pages, and the span of its prefill."""
 
-    token: int
-    num_cached: int
+    first: FirstToken
     traceparent: str = ""
 
 
@@ -89,6 +91,9 @@ class Attempt:
     arrived: set[int] = field(default_factory=set)
     pulls: set[asyncio.Task[None]] = field(default_factory=set)
     first_pull_ns: int | None = None
+    first_pull_s: float | None = None
+    transfer_s: float = 0.0
+    """From the first pull to the last page that has come so far, by the monotonic clock."""
     unreachable: str = ""
     """Why its pages could not be reached, if so: the next renewal tells what has become of their owner."""
     entries: set[EntryId] = field(default_factory=set)
@@ -102,6 +107,11 @@ class Attempt:
             self.bound.set()
         return self.source.worker == source.worker and self.source.epoch == source.epoch
 
+    def note_pull(self) -> None:
+        """Note when the first pull begins."""
+        if self.first_pull_ns is None:
+            self.first_pull_ns, self.first_pull_s = time.time_ns(), time.monotonic()
+
     def is_bound_to(self, epoch: int) -> bool:
         """Whether messages of that incarnation belong to this attempt."""
         return self.source is not None and self.source.epoch == epoch
@@ -113,6 +123,8 @@ class Attempt:
 
     def arrive(self, block_indices: Iterable[int]) -> None:
         """Note verified pages."""
+        if self.first_pull_s is not None:
+            self.transfer_s = time.monotonic() - self.first_pull_s
         self.arrived.update(block_indices)
         self._settle()
 
@@ -140,7 +152,8 @@ class Reception:
     """One sequence being received into `block_ids`, the first of which is block `first_block` of the sequence.
 
     `clock` measures the leases of its attempts, in seconds. `num_deaths` counts the processes that were lost over
-    its request, those over earlier placements included.
+    its request, those over earlier placements included. A first token in `stop_ids` needs no pages. A commit must bring
+    the logprobs of the first token if it `wants_logprobs`, and those of `num_prompt_logprobs` tokens of the prompt.
     """
 
     key: SequenceKey
@@ -152,6 +165,8 @@ class Reception:
     attempt: Attempt | None = None
     task: asyncio.Task[None] | None = None
     num_deaths: int = 0
+    wants_logprobs: bool = False
+    num_prompt_logprobs: int = 0
 
     def begin(self, number: TryNumber) -> Attempt:
         """Start the next try."""
@@ -165,6 +180,15 @@ class Reception:
         if attempt is None or attempt.outcome.done() or attempt.number != binding.try_number:
             return None
         return attempt
+
+    def lacks(self, first: FirstToken) -> str:
+        """Return what was asked for and is missing from a commit, in words; nothing if it is complete."""
+        if self.wants_logprobs and first.logprobs is None:
+            return "the first token has no logprobs"
+        num_here = len(first.prompt_logprobs)
+        if num_here != self.num_prompt_logprobs:
+            return f"{num_here} tokens of the prompt have logprobs instead of {self.num_prompt_logprobs}"
+        return ""
 
     def copies(self, attempt: Attempt, pages: Iterable[pb.PageRef]) -> dict[int, PageCopy]:
         """Return what to copy for announced pages, by block index; none that is unwanted or was requested before."""

@@ -13,64 +13,35 @@ The life of a sequence:
    sequence is preempted: it keeps its tokens, goes back to the queue and computes them again later.
 5. `settle` appends the sampled tokens and tells about each; what is over has released its pages.
 
+Of the choices of one request the first one leads: it alone is prefilled. The others *follow*, without pages and in no
+line, until its prompt is computed; then they wait at the request's age, and share the prompt's full blocks when they
+are admitted. A block that they write into is copied from the leader while it has it, else computed again. Where the
+leader is over before that, the next one leads. A choice that fails ends them all.
+
 The engine calls, in this order: commands (`add`, `activate`, `fall_back`, `conclude`, `cancel`), `admit`, `plan`, run,
 `settle`. An empty plan is settled, too: something may have failed while planning. Commands run between `settle` and
 `admit`; only `cancel` may also come between run and `settle`, because pages are taken again by `admit` and `plan` alone
 (the cancelled sequence's part of the result is ignored).
 """
 
-import enum
-from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import assert_never
 
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
-from common.errors import DoesNotFit, InvalidSetting
-from common.messages.chain import chain_of, extend_chain
+from common.errors import InvalidSetting
 from common.messages.ids import BlockId
 from common.scheduling.blocks import SequenceBlocks
 from common.scheduling.emission import Emission, FailureCode
 from common.scheduling.plan import Chunk, StepPlan, StepResult
-from common.scheduling.sequence import FinishReason, Sequence, SequenceKey
+from common.scheduling.sequence import PlacementKey, Sequence, SequenceKey
+from decode_worker.admission import Admission, Admitted
+from decode_worker.first_token import FirstToken
+from decode_worker.queues import Queues
+from decode_worker.teller import Teller
+from decode_worker.ticket import Choices, Intake, State, Ticket
 
 MAX_PREEMPTIONS = 8
 """Each preemption asks for more room before the next admission, so that a sequence rarely comes near this."""
-
-
-class Intake(enum.Enum):
-    """Where a sequence wants its prompt computed."""
-
-    LOCAL = "local"
-    REMOTE = "remote"
-
-
-class _State(enum.Enum):
-    WAITING = "waiting"
-    RESERVED = "reserved"
-    RUNNING = "running"
-    OVER = "over"
-
-
-@dataclass(eq=False, slots=True)
-class _Ticket:
-    """A sequence and what the scheduler knows about it. `chain` hashes the tokens generated so far."""
-
-    sequence: Sequence
-    intake: Intake
-    state: _State
-    chain: int
-    num_cached: int = 0
-    """Prompt tokens found in a prefix cache when it was first admitted."""
-
-
-def _age(ticket: _Ticket) -> int:
-    return ticket.sequence.arrival
-
-
-def _wants_one_token(sequence: Sequence) -> bool:
-    return sequence.sampling.max_tokens - sequence.num_generated == 1
 
 
 class DecodeScheduler:
@@ -95,104 +66,83 @@ class DecodeScheduler:
         if token_budget < max_sequences:
             raise InvalidSetting("token_budget", token_budget, f"must be at least max_sequences ({max_sequences})")
         self._blocks = SequenceBlocks(pool, prefix, block_size)
+        self._queues = Queues()
+        self._admission = Admission(self._blocks, self._queues, max_sequences, max_context)
         self._max_sequences = max_sequences
         self._token_budget = token_budget
         self._chunk_size = chunk_size
-        self._max_tokens_held = min(max_context, self._blocks.capacity + 1)
-        self._max_context = max_context
+        self._teller = Teller(self._blocks, self._queues, min(max_context, self._blocks.capacity + 1))
         self._max_preemptions = max_preemptions
-        self._tickets: dict[SequenceKey, _Ticket] = {}
-        self._queues: dict[_State, list[_Ticket]] = {state: [] for state in _State if state is not _State.OVER}
-        """Oldest first."""
         self.num_preemptions = 0
         """Preemptions so far."""
-        self._failed: list[Emission] = []
+        self._failed: list[tuple[Choices, Emission]] = []
         """Decided while planning, told by `settle`."""
 
     @property
     def num_running(self) -> int:
         """Sequences in the batch."""
-        return len(self._queues[_State.RUNNING])
+        return len(self._queues.running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without pages: new ones and preempted ones."""
-        return len(self._queues[_State.WAITING])
+        """Sequences without pages: new ones, preempted ones, and choices that follow one whose prompt is not there."""
+        return len(self._queues.waiting) + len(self._queues.following)
 
     @property
     def num_reserved(self) -> int:
         """Sequences whose prompt is computed elsewhere."""
-        return len(self._queues[_State.RESERVED])
+        return len(self._queues.reserved)
 
     @property
     def is_exclusive(self) -> bool:
         """Whether a sequence that runs alone is here, waiting or running."""
-        return any(ticket.sequence.runs_alone for ticket in self._tickets.values())
+        return any(ticket.sequence.runs_alone for ticket in self._queues.tickets())
 
     def sequence(self, key: SequenceKey) -> Sequence | None:
         """Return the sequence of that key, or None when it is over or was never here."""
-        ticket = self._tickets.get(key)
+        ticket = self._queues.find(key)
         return ticket.sequence if ticket else None
 
     def unstarted(self) -> list[SequenceKey]:
-        """Return those that have never run here, oldest first: waiting for room, or for a prefill elsewhere."""
-        queued = (*self._queues[_State.WAITING], *self._queues[_State.RESERVED])
-        return [ticket.sequence.key for ticket in sorted(queued, key=_age) if not ticket.sequence.num_preemptions]
+        """Return a sequence of each placement of which none has run here, oldest first: they wait for room, or for a
+        prefill elsewhere."""
+        return [choices.leader.sequence.key for choices in self._queues.placements() if not choices.has_run]
 
     def displaced_by(self, suspect: SequenceKey) -> list[SequenceKey]:
-        """Return those that must not wait for the end of a suspect, which may take the process with it, oldest first.
+        """Return a sequence of each placement that must not wait for the end of a suspect, which may take the process
+        with it, oldest first.
 
-        They do not run now: those that do go on, and the suspect waits for them. If another one that runs alone is here
+        Those of which every choice runs go on, and the suspect waits for them. If another one that runs alone is here
         already, it is the suspect itself that goes.
         """
-        others = [ticket for key, ticket in self._tickets.items() if key != suspect]
-        if any(other.sequence.runs_alone for other in others):
+        own = self._queues.choices(suspect.of_placement)
+        others = [choices for choices in self._queues.placements() if choices is not own]
+        if any(other.leader.sequence.runs_alone for other in others):
             return [suspect]
-        return [other.sequence.key for other in sorted(others, key=_age) if other.state is not _State.RUNNING]
+        return [other.tickets[0].sequence.key for other in others if not _all_run(other)]
 
-    def add(self, sequence: Sequence, wants: Intake = Intake.LOCAL) -> None:
-        """Queue a new sequence by its age; it has no pages yet and at least one token left to generate.
+    def add(self, leader: Sequence, wants: Intake = Intake.LOCAL, followers: Iterable[Sequence] = ()) -> None:
+        """Queue a request's choices by its age: new ones without pages, each with at least one token left to generate.
 
-        Raises `DoesNotFit` if it could never compute its next token here, however long it waits.
+        Raises `DoesNotFit` if they could never compute their next tokens here, however long they wait.
         """
-        assert sequence.key not in self._tickets, f"{sequence.key} is here already"
-        assert 0 <= sequence.num_generated < sequence.sampling.max_tokens, f"{sequence.key} has nothing to generate"
-        assert wants is Intake.LOCAL or not sequence.runs_alone, f"{sequence.key} must not take others along"
-        capacity = min(self._blocks.capacity, self._max_context)
-        num_tokens = max(sequence.num_tokens, sequence.num_prompt + 1)
-        if num_tokens > capacity or sequence.num_tokens >= self._max_context:
-            raise DoesNotFit(num_tokens, capacity)
-        ticket = _Ticket(sequence, wants, _State.WAITING, chain_of(sequence.token_ids[sequence.num_prompt :]))
-        self._tickets[sequence.key] = ticket
-        insort(self._queues[_State.WAITING], ticket, key=_age)
+        choices = (leader, *followers)
+        assert len(choices) <= self._max_sequences, f"{leader.key} and its followers can never have seats"
+        assert self._queues.choices(leader.key.of_placement) is None, f"{leader.key} is here already"
+        for one in choices:
+            assert 0 <= one.num_generated < one.sampling.max_tokens, f"{one.key} has nothing to generate"
+        assert wants is Intake.LOCAL or not leader.runs_alone, f"{leader.key} must not take others along"
+        self._admission.check(choices)
+        self._queues.enter(leader, wants, choices[1:])
 
-    def admit(self) -> list[Sequence]:
-        """Admit from the head of the queue while there is room; return the remote sequences that are reserved now.
+    def admit(self) -> Admitted:
+        """Admit from the head of the queue while there is room."""
+        return self._admission.admit()
 
-        A remote sequence that wants one token alone is reserved without pages: only its first token will come.
-        """
-        reserved: list[Sequence] = []
-        waiting, running = self._queues[_State.WAITING], self._queues[_State.RUNNING]
-        num_owed = sum(self._blocks.num_missing(ticket.sequence) for ticket in running)
-        while waiting and self.num_running + self.num_reserved < self._max_sequences:
-            ticket = waiting[0]
-            if not self._is_company_right(ticket) or not self._take_blocks(ticket, num_owed):
-                break
-            match ticket.intake:
-                case Intake.LOCAL:
-                    self._move(ticket, _State.RUNNING)
-                case Intake.REMOTE:
-                    self._move(ticket, _State.RESERVED)
-                    reserved.append(ticket.sequence)
-                case _:
-                    assert_never(ticket.intake)
-        return reserved
+    def activate(self, key: SequenceKey, first: FirstToken) -> Emission | None:
+        """Let a reserved sequence run: all its pages are here, verified, and its first token.
 
-    def activate(self, key: SequenceKey, token: int, num_cached: int = 0) -> Emission | None:
-        """Let a reserved sequence run: all its pages are here, verified, and `token` is its first.
-
-        `num_cached` is what the prefill worker found in its own prefix cache. The token may end the sequence at once.
-        None, and nothing changes, if no such sequence is reserved (any more).
+        The token may end the sequence at once. None, and nothing changes, if no such sequence is reserved (any more).
         """
         ticket = self._reserved(key)
         if ticket is None:
@@ -200,77 +150,108 @@ class DecodeScheduler:
         sequence = ticket.sequence
         if sequence.block_ids:
             self._blocks.advance(sequence, sequence.num_uncomputed)
-        self._move(ticket, _State.RUNNING)
-        return self._append(ticket, token, num_cached)
+        self._queues.move(ticket, State.RUNNING)
+        self._call_followers(ticket)
+        return self._teller.append_first(ticket, first)
 
-    def conclude(self, key: SequenceKey, token: int, num_cached: int = 0) -> Emission | None:
+    def conclude(self, key: SequenceKey, first: FirstToken) -> Emission | None:
         """End a reserved sequence whose first token is its last, whether or not its pages are here.
 
-        None, and nothing changes, if the token does not end it or no such sequence is reserved (any more).
+        None, and nothing changes, if the token does not end it, if others need its pages, or if no such sequence is
+        reserved (any more).
         """
         ticket = self._reserved(key)
-        if ticket is None or self._finish(ticket.sequence, token) is None:
+        if ticket is None or ticket.choices.followers or self._teller.finish(ticket.sequence, first.token) is None:
             return None
-        return self._append(ticket, token, num_cached)
+        return self._teller.append_first(ticket, first)
 
     def fall_back(self, key: SequenceKey, *, alone: bool = False) -> bool:
         """Compute the prompt of a reserved or waiting remote sequence here; False if there is none of that key.
 
         It keeps its pages. Call it when nothing writes into them any more. If `alone`, it gives them back and waits
-        until it can run beside nobody.
+        until it, and the other choices of its request, can run beside nobody.
         """
-        ticket = self._tickets.get(key)
-        if ticket is None or ticket.intake is Intake.LOCAL or ticket.state is _State.RUNNING:
+        ticket = self._queues.find(key)
+        if ticket is None or ticket.intake is Intake.LOCAL or ticket.state is State.RUNNING:
             return False
         sequence = ticket.sequence
         ticket.intake = Intake.LOCAL
         if alone:
-            sequence.runs_alone = True
+            for choice in ticket.choices.tickets:
+                choice.sequence.runs_alone = True
             self._blocks.release(sequence)
-        if ticket.state is _State.RESERVED:
+        if ticket.state is State.RESERVED:
             # Reserved for one token alone, it has no pages and must wait for some.
-            self._move(ticket, _State.RUNNING if sequence.block_ids else _State.WAITING)
+            self._queues.move(ticket, State.RUNNING if sequence.block_ids else State.WAITING)
         return True
 
     def cancel(self, key: SequenceKey) -> bool:
-        """Drop a sequence in any state and release its pages; False if it is over or was never here. Idempotent."""
-        ticket = self._tickets.get(key)
+        """Drop a sequence in any state and release its pages; False if it is over or was never here. Idempotent.
+
+        If others follow it, the next one leads. It computes the prompt here if a prefill elsewhere was under way.
+        """
+        ticket = self._queues.find(key)
         if ticket is None:
             return False
-        self._leave(ticket)
+        wants = ticket.intake if ticket.state is State.WAITING else Intake.LOCAL
+        choices = ticket.choices
+        self._teller.leave(ticket)
+        if choices.leader is ticket and choices.followers:
+            heir = choices.followers[0]
+            heir.sequence.sampling = ticket.sequence.sampling  # it may ask for logprobs of the prompt
+            self._queues.lead(heir, wants)
         return True
+
+    def cancel_all(self, placement: PlacementKey) -> None:
+        """Drop whatever is left of a placement. Idempotent."""
+        choices = self._queues.choices(placement)
+        if choices is not None:
+            self._end(choices)
+
+    def fail(self, key: SequenceKey, failure: FailureCode) -> Emission | None:
+        """End a placement because one of its sequences has failed elsewhere; None if that one is over."""
+        ticket = self._queues.find(key)
+        return None if ticket is None else self._fail_all(ticket, failure)
 
     def plan(self) -> StepPlan:
         """Decide the next step: one token per decoding sequence, then prompt chunks, within the token budget."""
-        running = self._queues[_State.RUNNING]
-        decoding: list[_Ticket] = []
-        catching_up: list[_Ticket] = []
-        for ticket in running:
+        decoding: list[Ticket] = []
+        catching_up: list[Ticket] = []
+        for ticket in self._queues.running:
             (decoding if ticket.sequence.num_uncomputed == 1 else catching_up).append(ticket)
         chunks = [
             Chunk(ticket.sequence, ticket.sequence.num_computed, 1, samples=True)
             for ticket in decoding
-            if ticket.state is _State.RUNNING and self._find_room(ticket)
+            if ticket.state is State.RUNNING and self._find_room(ticket)
         ]
         chunks += self._prompt_chunks(catching_up, self._token_budget - len(chunks))
-        return StepPlan(tuple(chunks))
+        copies = self._admission.take_copies()
+        assert chunks or not copies, "pages would be taken for copied that are not"
+        return StepPlan(tuple(chunks), copies)
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[Emission]:
         """Close a step: record what is computed, append sampled tokens, end what is over."""
-        emissions = self._failed
+        emissions: list[Emission] = []
+        for choices, emission in self._failed:
+            emissions.append(emission)
+            self._end(choices)
         self._failed = []
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            ticket = self._tickets.get(sequence.key)
+            ticket = self._queues.find(sequence.key)
             if ticket is None or ticket.sequence is not sequence:
                 continue  # cancelled while the step ran
-            if sequence.key in result.invalid:
-                self._blocks.forget(sequence)
-                emissions.append(self._fail(ticket, FailureCode.INVALID_LOGITS))
+            failure = _failure(sequence.key, result)
+            if failure is not None:
+                emissions.append(self._fail_all(ticket, failure))
                 continue
             self._blocks.advance(sequence, chunk.length)
+            _note_prompt(chunk, result)
+            self._call_followers(ticket)
             if chunk.samples:
-                emissions.append(self._append(ticket, result.tokens[sequence.key]))
+                emissions.append(
+                    self._teller.append(ticket, result.tokens[sequence.key], result.logprobs.get(sequence.key))
+                )
         return emissions
 
     def violations(self, copies: Iterable[Iterable[BlockId]] = ()) -> list[str]:
@@ -278,49 +259,27 @@ class DecodeScheduler:
 
         `copies` hold the blocks that receivers own beside the sequences.
         """
-        queued = [ticket for queue in self._queues.values() for ticket in queue]
-        texts = self._blocks.violations([ticket.sequence for ticket in self._tickets.values()], copies)
-        if {ticket.sequence.key for ticket in queued} != self._tickets.keys() or len(queued) != len(self._tickets):
-            texts.append(f"{len(self._tickets)} sequences stand {len(queued)} times in the queues")
-        texts += [
-            f"{ticket.sequence.key} waits and has {len(ticket.sequence.block_ids)} blocks"
-            for ticket in self._queues[_State.WAITING]
-            if ticket.sequence.block_ids
-        ]
-        return texts
+        sequences = [ticket.sequence for ticket in self._queues.tickets()]
+        return [*self._blocks.violations(sequences, copies), *self._queues.violations()]
 
-    def _reserved(self, key: SequenceKey) -> _Ticket | None:
-        ticket = self._tickets.get(key)
-        return ticket if ticket and ticket.state is _State.RESERVED else None
+    def _reserved(self, key: SequenceKey) -> Ticket | None:
+        ticket = self._queues.find(key)
+        return ticket if ticket and ticket.state is State.RESERVED else None
 
-    def _is_company_right(self, ticket: _Ticket) -> bool:
-        """Whether the sequence may be computed beside those that have pages or are about to get them."""
-        present = (*self._queues[_State.RUNNING], *self._queues[_State.RESERVED])
-        if ticket.sequence.runs_alone:
-            return not present
-        return not any(other.sequence.runs_alone for other in present)
+    def _call_followers(self, leader: Ticket) -> None:
+        """Let those that follow wait for seats of their own, once the prompt is computed."""
+        sequence, choices = leader.sequence, leader.choices
+        if len(choices.tickets) == 1 or choices.leader is not leader or sequence.num_computed < sequence.num_prompt:
+            return
+        for follower in choices.followers:
+            self._queues.move(follower, State.WAITING)
 
-    def _take_blocks(self, ticket: _Ticket, num_owed: int) -> bool:
-        """Take pages for all tokens, leaving `num_owed` for one step of the running sequences.
-
-        A sequence that was preempted leaves one page more per running sequence for each time: it comes back when the
-        others have room to grow, not when the next step would push it out again.
-        """
-        sequence = ticket.sequence
-        if ticket.intake is Intake.REMOTE and _wants_one_token(sequence):
-            return True
-        if not self._blocks.acquire(sequence, num_owed + sequence.num_preemptions * self.num_running):
-            return False
-        if not sequence.num_preemptions:
-            ticket.num_cached = min(sequence.num_cached, sequence.num_prompt)
-        return True
-
-    def _find_room(self, ticket: _Ticket) -> bool:
+    def _find_room(self, ticket: Ticket) -> bool:
         """Take the page that the next token needs, from younger sequences if need be.
 
         The youngest one waits with what it has instead of preempting itself, which would only repeat its work.
         """
-        running = self._queues[_State.RUNNING]
+        running = self._queues.running
         while not self._blocks.grow(ticket.sequence):
             youngest = running[-1]
             if youngest is ticket:
@@ -328,12 +287,12 @@ class DecodeScheduler:
             self._preempt(youngest)
         return True
 
-    def _prompt_chunks(self, tickets: Iterable[_Ticket], budget: int) -> list[Chunk]:
+    def _prompt_chunks(self, tickets: Iterable[Ticket], budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         for ticket in tickets:
             if not budget:
                 break
-            if ticket.state is not _State.RUNNING:
+            if ticket.state is not State.RUNNING:
                 continue
             sequence = ticket.sequence
             length = min(sequence.num_uncomputed, self._chunk_size, budget)
@@ -342,59 +301,43 @@ class DecodeScheduler:
             budget -= length
         return chunks
 
-    def _preempt(self, ticket: _Ticket) -> None:
+    def _preempt(self, ticket: Ticket) -> None:
         sequence = ticket.sequence
         if sequence.num_preemptions == self._max_preemptions:
-            self._failed.append(self._fail(ticket, FailureCode.PREEMPTED))
+            # The other choices end when the step is settled: they may stand in its plan.
+            self._failed.append((ticket.choices, self._teller.fail(ticket, FailureCode.PREEMPTED)))
             return
         self._blocks.release(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         ticket.intake = Intake.LOCAL
-        self._move(ticket, _State.WAITING)
+        self._queues.move(ticket, State.WAITING)
 
-    def _append(self, ticket: _Ticket, token: int, num_cached: int = 0) -> Emission:
-        sequence = ticket.sequence
-        finish = self._finish(sequence, token)
-        if num_cached > ticket.num_cached:
-            ticket.num_cached = num_cached
-        emission = Emission(
-            sequence.key, sequence.num_generated, (token,), ticket.chain, finish=finish, num_cached=ticket.num_cached
-        )
-        sequence.token_ids.append(token)
-        ticket.chain = extend_chain(ticket.chain, token)
-        if finish is not None:
-            self._leave(ticket)
+    def _fail_all(self, ticket: Ticket, failure: FailureCode) -> Emission:
+        if failure is FailureCode.INVALID_LOGITS:
+            self._blocks.forget(ticket.sequence)
+        emission = self._teller.fail(ticket, failure)
+        self._end(ticket.choices)
         return emission
 
-    def _finish(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """Return why the sequence is over with `token`, if it is."""
-        sampling = sequence.sampling
-        if token in sampling.stop_ids:
-            return FinishReason.STOP
-        if sequence.num_generated + 1 >= sampling.max_tokens or sequence.num_tokens + 1 >= self._max_tokens_held:
-            return FinishReason.LENGTH
-        return None
+    def _end(self, choices: Choices) -> None:
+        for ticket in list(choices.tickets):
+            self._teller.leave(ticket)
 
-    def _fail(self, ticket: _Ticket, failure: FailureCode) -> Emission:
-        sequence = ticket.sequence
-        self._leave(ticket)
-        return Emission(
-            sequence.key,
-            sequence.num_generated,
-            (),
-            ticket.chain,
-            failure=failure,
-            num_cached=ticket.num_cached,
-        )
 
-    def _leave(self, ticket: _Ticket) -> None:
-        self._blocks.release(ticket.sequence)
-        self._queues[ticket.state].remove(ticket)
-        ticket.state = _State.OVER
-        del self._tickets[ticket.sequence.key]
+def _all_run(choices: Choices) -> bool:
+    return all(ticket.state is State.RUNNING for ticket in choices.tickets)
 
-    def _move(self, ticket: _Ticket, state: _State) -> None:
-        self._queues[ticket.state].remove(ticket)
-        ticket.state = state
-        insort(self._queues[state], ticket, key=_age)
+
+def _failure(key: SequenceKey, result: StepResult) -> FailureCode | None:
+    if key in result.invalid:
+        return FailureCode.INVALID_LOGITS
+    return FailureCode.GRAMMAR_VIOLATED if key in result.violated else None
+
+
+def _note_prompt(chunk: Chunk, result: StepResult) -> None:
+    """Keep the logprobs of the prompt's tokens behind the chunk's; what a preempted sequence computes again replaces
+    what it had."""
+    new = result.prompt_logprobs.get(chunk.sequence.key)
+    if new is not None:
+        chunk.sequence.prompt_logprobs[chunk.start :] = new

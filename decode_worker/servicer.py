@@ -5,12 +5,14 @@ Every handler is idempotent and answers at once; an outdated binding is `stale`,
 
 import grpc
 
-from common.errors import BrokerUnavailable
+from common.errors import BrokerUnavailable, MalformedRecord
 from common.messages.ids import EntryId, Epoch, Fingerprint, PlacementNumber, RequestId, WorkerId
 from common.messages.registry import WorkerRecord
+from common.rpc.logprobs import logprobs_of
 from common.runtime.peers import Peers
 from common.scheduling.emission import FailureCode
-from common.scheduling.sequence import SequenceKey
+from common.scheduling.sequence import PlacementKey
+from decode_worker.first_token import FirstToken
 from decode_worker.receiver import Receiver
 from decode_worker.reception import Attempt, Commit, Reception, TryLoss
 from decode_worker.retirements import Retirements
@@ -84,9 +86,7 @@ class HandoverServicer(DecodeServicer):
         if request.failure:
             attempt.lose(_loss_of(request.failure), f"the prefill failed: {request.failure}")
         else:
-            is_last = request.token in reception.stop_ids
-            commit = Commit(request.token, request.num_cached_tokens, request.traceparent)
-            attempt.take_commit(commit, is_last=is_last)
+            _take_commit(request, reception, attempt)
         return pb.VerdictReply(verdict=pb.VERDICT_GO)
 
     async def _source(self, worker: WorkerId, epoch: Epoch) -> WorkerRecord | None:
@@ -100,7 +100,7 @@ class HandoverServicer(DecodeServicer):
         return record
 
     def _current(self, binding: pb.Binding) -> tuple[Reception | None, Attempt | None]:
-        key = SequenceKey(RequestId(binding.request), PlacementNumber(binding.placement))
+        key = PlacementKey(RequestId(binding.request), PlacementNumber(binding.placement))
         reception = self._receiver.find(key)
         return reception, None if reception is None else reception.current(binding)
 
@@ -109,6 +109,35 @@ class HandoverServicer(DecodeServicer):
         return pb.VERDICT_CANCELLED if reception is None else pb.VERDICT_STALE
 
 
+def _take_commit(request: pb.CommitRequest, reception: Reception, attempt: Attempt) -> None:
+    """Note what a commit brings; one that lacks what was asked for loses the try."""
+    try:
+        first = _first_token(request)
+    except MalformedRecord as error:
+        attempt.lose(TryLoss.REFUSED, str(error))
+        return
+    lack = reception.lacks(first)
+    if lack:
+        attempt.lose(TryLoss.REFUSED, lack)
+    else:
+        attempt.take_commit(Commit(first, request.traceparent), is_last=first.token in reception.stop_ids)
+
+
+def _first_token(request: pb.CommitRequest) -> FirstToken:
+    return FirstToken(
+        request.token,
+        request.num_cached_tokens,
+        logprobs_of(request.logprobs) if request.HasField("logprobs") else None,
+        tuple(map(logprobs_of, request.prompt_logprobs)),
+    )
+
+
 def _loss_of(failure: str) -> TryLoss:
     """A prompt that does not fit there says nothing against the request."""
-    return TryLoss.FAILED if failure == FailureCode.INVALID_LOGITS else TryLoss.REFUSED
+    match failure:
+        case FailureCode.INVALID_LOGITS:
+            return TryLoss.FAILED
+        case FailureCode.GRAMMAR_VIOLATED:
+            return TryLoss.VIOLATED
+        case _:
+            return TryLoss.REFUSED

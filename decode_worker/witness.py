@@ -72,6 +72,7 @@ class Witness:
 
     def handed_over(self, live: Live, attempt: Attempt) -> None:
         """A try has brought the first token and all pages that are wanted."""
+        live.stages.transfer_s = attempt.transfer_s
         self._metrics.note_handover("remote")
         self._record_transfer(live, attempt, error="")
 

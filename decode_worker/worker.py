@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import cast
+from typing import assert_never, cast
 
 from common.lifecycle.epochs import new_epoch
 from common.lifecycle.signals import StopSignals
@@ -17,11 +17,12 @@ from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, TransferMode
-from decode_worker.core import Command, DecodeCore, Displaced, Event, LetGo, Refused, Reserved, Unstarted
+from decode_worker.core import Begun, Command, DecodeCore, Displaced, Event, LetGo, Refused, Reserved, Unstarted
 from decode_worker.emitter import Emitter
 from decode_worker.fetcher import Fetcher
-from decode_worker.intake import Intake, Limits
-from decode_worker.ledger import Ledger
+from decode_worker.intake import Intake
+from decode_worker.ledger import Ledger, Live
+from decode_worker.limits import Limits
 from decode_worker.receiver import Author, Receiver
 from decode_worker.releases import Leases, Releases
 from decode_worker.retirements import Retirements
@@ -71,7 +72,7 @@ class DecodeWorker:
             self._is_listed,
             edge.clock.now,
         )
-        limits = Limits(foundation.checkpoint.config.vocab_size, foundation.max_context)
+        limits = Limits(foundation.checkpoint.config.vocab_size, foundation.max_context, settings.max_sequences)
         self._intake = Intake(
             edge.broker.jobs,
             self._ledger,
@@ -111,7 +112,7 @@ class DecodeWorker:
             await asyncio.gather(intake, return_exceptions=True)
             await self._intake.hand_back_unread(edge.worker, foundation.epoch)
             for live in self._ledger.all():
-                if code and live.ids is not None:  # the engine had it: it may be what the engine has failed over
+                if code and live.prompt is not None:  # the engine had it: it may be what the engine has failed over
                     self._intake.abandon(live)
                 else:
                     self._intake.hand_back(live)
@@ -154,31 +155,41 @@ class DecodeWorker:
         match event:
             case Emission():
                 self._emit(event)
-            case Reserved(key):
-                live = self._ledger.get(key)
-                if live is not None and live.ids is not None:
-                    live.prefilling_ns = None
-                    self._receiver.begin(live, live.ids, event)
-                else:  # cancelled meanwhile: nobody receives into the lent pages
-                    self._edge.submit(LetGo(key))
-            case Displaced(key):
-                live = self._ledger.get(key)
+            case Reserved():
+                self._receive(event)
+            case _:
+                live = self._ledger.get(event.key.of_placement)
                 if live is not None:
-                    self._intake.displace(live)
-            case Unstarted(key):
-                live = self._ledger.get(key)
-                if live is not None:
-                    self._intake.hand_back(live)
-            case Refused(key, reason):
-                live = self._ledger.get(key)
-                if live is not None:
-                    self._emitter.failed(live, "too_long", reason, is_retryable=False)
-                    self._ledger.close(key)
+                    self._note(live, event)
+
+    def _note(self, live: Live, event: Begun | Displaced | Unstarted | Refused) -> None:
+        match event:
+            case Begun():
+                live.stages.begin()
+            case Displaced():
+                self._intake.displace(live)
+            case Unstarted():
+                self._intake.hand_back(live)
+            case Refused(reason=reason):
+                self._emitter.failed(live, "too_long", reason, is_retryable=False)
+                self._intake.close(live.key)
+            case _:
+                assert_never(event)
+
+    def _receive(self, reserved: Reserved) -> None:
+        live = self._ledger.get(reserved.key.of_placement)
+        answer = None if live is None else live.open_answer(reserved.key.choice)
+        if live is None or live.prompt is None or answer is None:  # cancelled: nobody receives into the lent pages
+            self._edge.submit(LetGo(reserved.key))
+            return
+        live.prefilling_ns = None
+        live.stages.begin()
+        self._receiver.begin(live, live.prompt + answer.shown, reserved)
 
     def _emit(self, emission: Emission) -> None:
         ended = self._emitter.emit(emission)
         if ended is not None:
-            self._ledger.close(ended.key)
+            self._intake.close(ended.key)
 
     async def _leave(self, signals: StopSignals) -> None:
         await signals.stop.wait()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import grpc
 
-from common.messages.ids import Epoch, PlacementNumber, RequestId
+from common.messages.ids import ChoiceIndex, Epoch, PlacementNumber, RequestId
 from prefill_worker.holdings import Holdings, key_of
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import PrefillServicer
@@ -38,6 +38,9 @@ class PrefillDesk:
     """Gateways only listen to prefill workers; what they cancel, they cancel at the decode worker."""
 
     def cancel(self, request: RequestId, placement: PlacementNumber) -> None:
+        """Nothing: the decode worker tells us."""
+
+    def cancel_choice(self, request: RequestId, placement: PlacementNumber, choice: ChoiceIndex) -> None:
         """Nothing: the decode worker tells us."""
 
     def supply_prompt(self, request: RequestId, placement: PlacementNumber, ids: bytes) -> bool:

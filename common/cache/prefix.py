@@ -95,6 +95,15 @@ class PrefixCache:
         self._pool.share(found)
         return found
 
+    def branch(self, chain: HashChain, source: HashChain, block_ids: Sequence[BlockId]) -> None:
+        """Share leading blocks with the sequence of `source`, which owns them and begins with the same full blocks.
+
+        Starts a new life of `chain` behind them, cached or not.
+        """
+        chain.nodes = source.nodes[: len(block_ids)]
+        chain.num_published = len(block_ids)
+        self._pool.share(block_ids)
+
     def publish(
         self, token_ids: Sequence[int], chain: HashChain, block_ids: Sequence[BlockId], num_computed: int
     ) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import grpc
 
-from common.messages.ids import Epoch, GatewayId, PlacementNumber, RequestId
+from common.messages.ids import ChoiceIndex, Epoch, GatewayId, PlacementNumber, RequestId
 from common.runtime.feeds import FeedHub
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import WorkerServicer
@@ -16,6 +16,9 @@ class Desk(Protocol):
 
     def cancel(self, request: RequestId, placement: PlacementNumber) -> None:
         """End a placement and older ones."""
+
+    def cancel_choice(self, request: RequestId, placement: PlacementNumber, choice: ChoiceIndex) -> None:
+        """End one choice of that very placement; the others go on."""
 
     def supply_prompt(self, request: RequestId, placement: PlacementNumber, ids: bytes) -> bool:
         """Take the ids of a long prompt; False if the placement is not here."""
@@ -41,8 +44,12 @@ class GatewayServicer(WorkerServicer):
     async def Cancel(  # noqa: N802 - named by the service
         self, request: pb.CancelRequest, context: "grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelReply]"
     ) -> pb.CancelReply:
-        """End a placement."""
-        self._desk.cancel(RequestId(request.request), PlacementNumber(request.placement))
+        """End a placement, or one of its choices."""
+        key = RequestId(request.request), PlacementNumber(request.placement)
+        if request.HasField("choice"):
+            self._desk.cancel_choice(*key, ChoiceIndex(request.choice))
+        else:
+            self._desk.cancel(*key)
         return pb.CancelReply()
 
     async def Prompt(  # noqa: N802 - named by the service

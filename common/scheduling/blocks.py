@@ -6,6 +6,7 @@ from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.messages.ids import BlockId
 from common.scheduling.audit import violations
+from common.scheduling.plan import BlockCopy
 from common.scheduling.sequence import Sequence
 
 
@@ -51,6 +52,33 @@ class SequenceBlocks:
         self._num_free_wanted = num_missing + num_free - self._pool.num_free
         self.release(sequence)
         return False
+
+    def num_own(self, sequence: Sequence) -> int:
+        """Return how many blocks a choice needs beside those that it shares, for its tokens and one more."""
+        return -(-(sequence.num_tokens + 1) // self._block_size) - sequence.num_common // self._block_size
+
+    def num_spanned(self, leader: Sequence, followers: Iterable[Sequence]) -> int:
+        """Return how many tokens the blocks hold that the choices of a request need together."""
+        num_blocks = self.num_missing(leader) + len(leader.block_ids) + sum(map(self.num_own, followers))
+        return num_blocks * self._block_size
+
+    def branch(self, sequence: Sequence, source: Sequence, num_spare: int = 0) -> tuple[BlockCopy, ...] | None:
+        """Give a choice without blocks what it has in common with `source`, which has computed their prompt.
+
+        Full blocks are shared. The one that the choice writes into is its own; what the prompt has left there is to be
+        copied before anything is computed. Its last token is always left to compute. None, and the sequence has
+        nothing, unless `num_spare` blocks would stay free.
+        """
+        num_shared, num_copied = divmod(sequence.num_common, self._block_size)
+        num_missing = self.num_missing(sequence) - num_shared
+        if num_missing + num_spare > self._pool.num_free:
+            return None
+        sequence.block_ids = source.block_ids[:num_shared]
+        self._prefix.branch(sequence.hash_chain, source.hash_chain, sequence.block_ids)
+        assert self.grow(sequence)
+        sequence.num_computed = sequence.num_common
+        sequence.num_cached = num_shared * self._block_size
+        return (BlockCopy(source.block_ids[num_shared], sequence.block_ids[num_shared]),) if num_copied else ()
 
     def grow(self, sequence: Sequence) -> bool:
         """Take what the sequence's present tokens lack; False, and nothing changes, if there is not enough."""

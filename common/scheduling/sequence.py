@@ -14,6 +14,13 @@ from common.messages.logprobs import TokenLogprobs
 from common.messages.sampling import SamplingParams
 
 
+class PlacementKey(NamedTuple):
+    """What all sequences of one placement have in common."""
+
+    request: RequestId
+    placement: PlacementNumber
+
+
 class SequenceKey(NamedTuple):
     """What a sequence is called in every queue, map and message of a worker.
 
@@ -24,6 +31,11 @@ class SequenceKey(NamedTuple):
     placement: PlacementNumber
     try_number: TryNumber = TryNumber(0)
     choice: ChoiceIndex = FIRST_CHOICE
+
+    @property
+    def of_placement(self) -> PlacementKey:
+        """The placement that the sequence belongs to."""
+        return PlacementKey(self.request, self.placement)
 
 
 class FinishReason(enum.StrEnum):
@@ -82,3 +94,9 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens whose keys and values are still missing."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_common(self) -> int:
+        """Tokens whose keys and values another choice of the request can bring: the prompt, but never the last token
+        that is known, which is left to compute."""
+        return min(self.num_prompt, len(self.token_ids) - 1)

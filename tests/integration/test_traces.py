@@ -27,9 +27,10 @@ from common.messages.registry import Role, WorkerRecord
 from common.messages.sampling import SamplingParams
 from common.runtime.feeds import FeedHub
 from common.scheduling.emission import Emission, FailureCode
-from common.scheduling.sequence import FinishReason
+from common.scheduling.sequence import FinishReason, SequenceKey
 from common.telemetry.metrics import WorkerMetrics
 from decode_worker.emitter import Emitter
+from decode_worker.first_token import FirstToken
 from decode_worker.ledger import Ledger, Live
 from decode_worker.reception import Attempt, Commit, Reception
 from decode_worker.witness import Witness as DecodeWitness
@@ -132,7 +133,7 @@ class TestDecodeWorker:
         return ledger.open(JOB)
 
     def emission(self, live: Live, index: int, **fields: object) -> Emission:
-        return Emission(live.key, index, (5,), 0, **fields)  # type: ignore[arg-type]  # fields of its own
+        return Emission(SequenceKey(*live.key), index, (5,), 0, **fields)  # type: ignore[arg-type]  # fields of its own
 
     async def test_a_local_prefill_and_its_end(
         self, exporter: InMemorySpanExporter, ledger: Ledger, emitter: Emitter, live: Live
@@ -166,7 +167,7 @@ class TestDecodeWorker:
         self, exporter: InMemorySpanExporter, ledger: Ledger, emitter: Emitter, live: Live, metrics: WorkerMetrics
     ) -> None:
         live.prefilling_ns = live.accepted_ns
-        emitter.emit(Emission(live.key, 0, (), 0, failure=FailureCode.INVALID_LOGITS))
+        emitter.emit(Emission(SequenceKey(*live.key), 0, (), 0, failure=FailureCode.INVALID_LOGITS))
         ledger.close(live.key)
         assert told(exporter) == [("prefill", "invalid_logits")]
         assert metrics.registry.get_sample_value("tandem_nan_logits_total") == 1
@@ -182,14 +183,14 @@ class TestDecodeWorker:
     async def test_a_try_that_is_lost_and_one_that_is_not(
         self, exporter: InMemorySpanExporter, witness: DecodeWitness, live: Live, metrics: WorkerMetrics
     ) -> None:
-        reception = Reception(live.key, b"", frozenset(), 0, [BlockId(1), BlockId(2)])
+        reception = Reception(SequenceKey(*live.key), b"", frozenset(), 0, [BlockId(1), BlockId(2)])
         lost = self.pulling(reception, 1)
         witness.lost_pull()
         witness.lost_try(live, lost, "PeerUnreachable")
         good = self.pulling(reception, 2)
         good.arrive([0, 1])
         prefill_span = f"00-{TRACE}-00000000000000aa-01"
-        good.take_commit(Commit(5, 0, prefill_span), is_last=False)
+        good.take_commit(Commit(FirstToken(5), prefill_span), is_last=False)
         witness.handed_over(live, good)
         gone = self.pulling(reception, 3)
         witness.cancelled_try(live, gone)
@@ -332,7 +333,7 @@ async def test_b125_fifty_requests_side_by_side(exporter: InMemorySpanExporter) 
         live = ledger.open(job)
         live.prefilling_ns = live.accepted_ns
         await asyncio.sleep(0)
-        emitter.emit(Emission(live.key, 0, (5,), 0))
+        emitter.emit(Emission(SequenceKey(*live.key), 0, (5,), 0))
         await asyncio.sleep(0)
         ledger.close(live.key)
 

@@ -27,6 +27,7 @@ from common.messages.registry import Role, WorkerRecord
 from common.rpc.channels import Channels
 from common.scheduling.sequence import SequenceKey
 from decode_worker import releases as releases_module
+from decode_worker.first_token import FirstToken
 from decode_worker.reception import Attempt, Commit, Reception, TryLoss
 from decode_worker.releases import Leases, Releases, binding
 from prefill_worker.core import Command, Release
@@ -323,7 +324,7 @@ class LeaseMachine(RuleBasedStateMachine):
             return
         assert copied == [wanted] * NUM_PAGES, "another prompt's pages were accepted"
         attempt.arrive(range(NUM_PAGES))
-        attempt.take_commit(Commit(1, 0), is_last=False)
+        attempt.take_commit(Commit(FirstToken(1)), is_last=False)
         assert attempt.outcome.done()
         self._end(prompt)
 

@@ -28,6 +28,8 @@ class PagedContent:
         self._pool = pool
         self._block_size = block_size
         self._slots: dict[tuple[BlockId, int], tuple[int, Tag]] = {}
+        self._copied: set[tuple[BlockId, int]] = set()
+        """Slots that hold what was copied into them: their owner may write over it."""
 
     def write(self, token_ids: Sequence[int], salt: str, block_ids: Sequence[BlockId], span: range) -> None:
         """Write the positions of `span` of that sequence."""
@@ -36,10 +38,24 @@ class PagedContent:
             slot = self._slot(block_ids, position)
             generation = self._pool.generation(slot[0])
             written = self._slots.get(slot)
-            assert written is None or written[0] != generation or written[1] == known[position], (
+            is_changed = written is not None and written[0] == generation and written[1] != known[position]
+            assert not is_changed or slot in self._copied, (
                 f"content of block {slot[0]} changes under generation {generation}"
             )
             self._slots[slot] = (generation, known[position])
+            self._copied.discard(slot)
+
+    def copy(self, source: BlockId, target: BlockId) -> None:
+        """Copy a whole block. What was in the target before must be nobody's."""
+        generation = self._pool.generation(target)
+        for offset in range(self._block_size):
+            slot = (target, offset)
+            written = self._slots.pop(slot, None)
+            assert written is None or written[0] != generation, f"a copy overwrites block {target}"
+            original = self._slots.get((source, offset))
+            if original is not None:
+                self._slots[slot] = (generation, original[1])
+                self._copied.add(slot)
 
     def verify(self, token_ids: Sequence[int], salt: str, block_ids: Sequence[BlockId], span: range) -> None:
         """Fail unless every position of `span` holds exactly this sequence's own prefix."""

@@ -5,15 +5,16 @@ from common.cache.prefix import PrefixCache
 from common.scheduling.emission import Emission
 from common.scheduling.plan import StepPlan
 from common.scheduling.sequence import FinishReason, Sequence
-from decode_worker.scheduler import DecodeScheduler, Intake
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.ticket import Intake
 from tests.support.paged_content import PagedContent
 from tests.support.scripted_runner import ScriptedRunner, solo_output
 from tests.support.sequences import key
 
 
-def solo(prompt: list[int], max_tokens: int) -> list[int]:
+def solo(prompt: list[int], max_tokens: int, choice: int = 0) -> list[int]:
     """Return what the prompt generates alone, without stop ids or limits of the worker."""
-    return solo_output(prompt, (), max_tokens, 10**6)[0]
+    return solo_output(prompt, (), max_tokens, 10**6, choice)[0]
 
 
 class ScriptedDecode:
@@ -48,9 +49,14 @@ class ScriptedDecode:
         self.num_steps = 0
 
     def add(self, new: Sequence, wants: Intake = Intake.LOCAL) -> Sequence:
-        self.scheduler.add(new, wants)
-        self.live.append(new)
+        self.add_choices([new], wants)
         return new
+
+    def add_choices(self, choices: list[Sequence], wants: Intake = Intake.LOCAL) -> list[Sequence]:
+        """Add the choices of one request; the first one leads."""
+        self.scheduler.add(choices[0], wants, choices[1:])
+        self.live += choices
+        return choices
 
     def step(self, *nan: str) -> StepPlan:
         self.scheduler.admit()
@@ -65,8 +71,10 @@ class ScriptedDecode:
             assert self.num_steps < max_steps, "does not end"
             self.step()
 
-    def output(self, name: str) -> list[int]:
-        return [token for emission in self.told if emission.key == key(name) for token in emission.token_ids]
+    def output(self, name: str, choice: int = 0) -> list[int]:
+        wanted = key(name, choice)
+        return [token for emission in self.told if emission.key == wanted for token in emission.token_ids]
 
-    def finish(self, name: str) -> FinishReason | None:
-        return next(emission.finish for emission in self.told if emission.key == key(name) and emission.is_last)
+    def finish(self, name: str, choice: int = 0) -> FinishReason | None:
+        wanted = key(name, choice)
+        return next(emission.finish for emission in self.told if emission.key == wanted and emission.is_last)

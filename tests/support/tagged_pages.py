@@ -8,9 +8,11 @@ from hashlib import blake2b
 from common.cache.layout import KVLayout
 from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
 from common.messages.ids import BlockId
+from common.messages.logprobs import TokenLogprobs
 from common.scheduling.plan import Chunk, StepPlan, StepResult
 from common.scheduling.sequence import SequenceKey
 from common.transfer.pool_memory import PoolMemory
+from tests.support.likelihoods import likelihood, prompt_likelihoods
 from tests.support.valve import Valve
 
 BLOCK_SIZE = 4
@@ -21,15 +23,15 @@ TAG_BYTES = LAYOUT.token_bytes
 VOCABULARY = 997
 
 
-def answer(prompt: Sequence[int], max_tokens: int, stop_ids: Iterable[int] = ()) -> list[int]:
-    """Return what a sequence generates over pages that hold what they should."""
+def answer(prompt: Sequence[int], max_tokens: int, stop_ids: Iterable[int] = (), choice: int = 0) -> list[int]:
+    """Return what a choice generates over pages that hold what they should."""
     tags, chain = bytearray(), EMPTY_CHAIN
     generated: list[int] = []
     for token in prompt:
         chain = extend_chain(chain, token)
         tags += chain.to_bytes(TAG_BYTES, "little")
     while len(generated) < max_tokens:
-        generated.append(_sample(tags))
+        generated.append(_sample(tags, choice))
         if generated[-1] in stop_ids:
             break
         chain = extend_chain(chain, generated[-1])
@@ -56,12 +58,21 @@ class TaggedRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan."""
         self._valve.enter([(chunk.sequence.key, chunk.start, chunk.length) for chunk in plan.chunks])
+        for copy in plan.copies:
+            self._pages[_span(copy.target)] = self._pages[_span(copy.source)]
         tokens: dict[SequenceKey, int] = {}
+        prompts: dict[SequenceKey, tuple[TokenLogprobs, ...]] = {}
         for chunk in plan.chunks:
             self._write(chunk)
+            key = chunk.sequence.key
             if chunk.samples:
-                tokens[chunk.sequence.key] = _sample(self._read(chunk.sequence.block_ids, chunk.start + chunk.length))
-        return StepResult(tokens)
+                tags = self._read(chunk.sequence.block_ids, chunk.start + chunk.length)
+                tokens[key] = _sample(tags, key.choice)
+            if chunk.sequence.wants_prompt_logprobs:
+                prompts[key] = prompt_likelihoods(chunk)
+        asking = {chunk.sequence.key for chunk in plan.chunks if chunk.sequence.sampling.num_logprobs is not None}
+        logprobs = {key: likelihood(token) for key, token in tokens.items() if key in asking}
+        return StepResult(tokens, logprobs=logprobs, prompt_logprobs=prompts)
 
     def _write(self, chunk: Chunk) -> None:
         blocks = chunk.sequence.block_ids
@@ -81,5 +92,11 @@ class TaggedRunner:
         return (blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE) * TAG_BYTES
 
 
-def _sample(tags: bytes | bytearray) -> int:
-    return int.from_bytes(blake2b(tags, digest_size=8).digest(), "little") % VOCABULARY
+def _span(block: BlockId) -> slice:
+    page_bytes = BLOCK_SIZE * TAG_BYTES
+    return slice(block * page_bytes, (block + 1) * page_bytes)
+
+
+def _sample(tags: bytes | bytearray, choice: int) -> int:
+    salt = choice.to_bytes(4, "little") if choice else b""
+    return int.from_bytes(blake2b(tags, digest_size=8, salt=salt).digest(), "little") % VOCABULARY

@@ -5,8 +5,21 @@ from common.cache.prefix import PrefixCache
 from common.messages.ids import EntryId
 from common.scheduling.emission import Emission
 from common.scheduling.plan import StepPlan, StepResult
-from common.scheduling.sequence import FinishReason, Sequence
-from decode_worker.core import Absorb, Activate, Admit, Cancel, DecodeCore, Event, FallBack, LetGo, Refused, Reserved
+from common.scheduling.sequence import FinishReason, Sequence, SequenceKey
+from decode_worker.core import (
+    Absorb,
+    Activate,
+    Admit,
+    Begun,
+    Cancel,
+    DecodeCore,
+    Event,
+    FallBack,
+    LetGo,
+    Refused,
+    Reserved,
+)
+from decode_worker.first_token import FirstToken
 from decode_worker.scheduler import DecodeScheduler
 from tests.support.sequences import key, sequence
 
@@ -26,6 +39,7 @@ class Core:
         )
         self.core = DecodeCore(scheduler, self.pool, prefix, BLOCK_SIZE, local_max)
         self.scheduler = scheduler
+        self.begun: list[SequenceKey] = []
 
     def admit(self, one: Sequence, *, may_go_remote: bool = True) -> list[Event]:
         return list(self.core.obey(Admit(one, may_go_remote)))
@@ -33,7 +47,9 @@ class Core:
     def step(self) -> list[Event]:
         plan, events = self.core.plan()
         tokens = {chunk.sequence.key: 7 for chunk in plan.chunks if chunk.samples}
-        return [*events, *self.core.settle(plan, StepResult(tokens))]
+        events = [*events, *self.core.settle(plan, StepResult(tokens))]
+        self.begun += [event.key for event in events if isinstance(event, Begun)]
+        return [event for event in events if not isinstance(event, Begun)]
 
     def reserve_beside(self, name: str, arrival: int) -> Reserved:
         """Reserve pages while others run."""
@@ -121,7 +137,7 @@ def test_pages_that_were_let_go_first_stay_with_their_sequence() -> None:
 def test_activation_emits_the_first_token_and_decoding_goes_on() -> None:
     core = Core()
     core.reserve("a", max_tokens=2)
-    (first,) = core.core.obey(Activate(key("a"), 5, 12))
+    (first,) = core.core.obey(Activate(key("a"), FirstToken(5, 12)))
     assert isinstance(first, Emission)
     assert (first.token_ids, first.index, first.finish, first.num_cached) == ((5,), 0, None, 12)
     core.core.obey(LetGo(key("a")))
@@ -135,7 +151,7 @@ def test_b051_a_first_token_that_is_the_last_one() -> None:
     core = Core()
     core.admit(sequence("a", range(20), stop_ids=(5,)))
     core.step()
-    (only,) = core.core.obey(Activate(key("a"), 5, 0))
+    (only,) = core.core.obey(Activate(key("a"), FirstToken(5, 0)))
     assert isinstance(only, Emission)
     assert only.finish is FinishReason.STOP
     core.core.obey(LetGo(key("a")))
@@ -148,7 +164,7 @@ def test_b051_one_token_lends_nothing() -> None:
     reserved = core.reserve("a", max_tokens=1)
     assert reserved.block_ids == ()
     assert core.pool.num_free == NUM_BLOCKS
-    (only,) = core.core.obey(Activate(key("a"), 5, 0))
+    (only,) = core.core.obey(Activate(key("a"), FirstToken(5, 0)))
     assert isinstance(only, Emission)
     assert only.finish is FinishReason.LENGTH
     core.core.obey(LetGo(key("a")))
@@ -218,7 +234,7 @@ def test_b054_what_comes_for_a_sequence_that_is_over_changes_nothing() -> None:
     core = Core()
     core.reserve("a")
     core.core.obey(Cancel(key("a")))
-    assert list(core.core.obey(Activate(key("a"), 5, 0))) == []
+    assert list(core.core.obey(Activate(key("a"), FirstToken(5, 0)))) == []
     assert list(core.core.obey(FallBack(key("a")))) == []
     assert list(core.core.obey(Cancel(key("a")))) == []
     core.core.obey(LetGo(key("a")))

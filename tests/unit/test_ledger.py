@@ -3,7 +3,7 @@
 from common.messages.ids import GatewayId, ModelName, PlacementNumber, RequestId
 from common.messages.job import Job
 from common.messages.sampling import SamplingParams
-from common.scheduling.sequence import SequenceKey
+from common.scheduling.sequence import PlacementKey
 from decode_worker.ledger import MAX_TOMBSTONES, Ledger
 
 
@@ -23,8 +23,8 @@ def test_a_placement_is_found_by_its_own_key_only() -> None:
     ledger = Ledger()
     live = ledger.open(make_job(placement=2))
     assert ledger.get(live.key) is live
-    assert ledger.get(SequenceKey(RequestId("r"), PlacementNumber(1))) is None
-    assert ledger.close(SequenceKey(RequestId("r"), PlacementNumber(1))) is None
+    assert ledger.get(PlacementKey(RequestId("r"), PlacementNumber(1))) is None
+    assert ledger.close(PlacementKey(RequestId("r"), PlacementNumber(1))) is None
     assert ledger.close(live.key) is live
     assert ledger.close(live.key) is None
     assert len(ledger) == 0

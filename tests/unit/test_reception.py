@@ -7,13 +7,14 @@ import pytest
 from common.messages.ids import BlockId, Epoch, PlacementNumber, RequestId, TryNumber
 from common.scheduling.sequence import SequenceKey
 from common.transfer.protocols import PageCopy
+from decode_worker.first_token import FirstToken
 from decode_worker.reception import Attempt, AttemptLost, Commit, Reception, TryLoss
 from proto import worker_pb2 as pb
 from tests.support.broker_records import worker_record
 from tests.support.polling import turns
 
 KEY = SequenceKey(RequestId("r"), PlacementNumber(1))
-COMMIT = Commit(7, 0)
+COMMIT = Commit(FirstToken(7))
 
 
 def make_reception(first_block: int = 2, num_blocks: int = 3) -> Reception:
@@ -59,7 +60,7 @@ async def test_it_is_won_by_token_and_all_pages(order: list[str | int]) -> None:
 async def test_the_first_commit_counts() -> None:
     attempt = begin(make_reception())
     attempt.take_commit(COMMIT, is_last=False)
-    attempt.take_commit(Commit(8, 1), is_last=False)
+    attempt.take_commit(Commit(FirstToken(8, 1)), is_last=False)
     attempt.arrive([2, 3, 4])
     assert await attempt.outcome == COMMIT
 

@@ -2,7 +2,8 @@
 
 from common.scheduling.emission import Emission
 from common.scheduling.sequence import FinishReason, Sequence
-from decode_worker.scheduler import Intake
+from decode_worker.first_token import FirstToken
+from decode_worker.ticket import Intake
 from tests.support.scripted_decode import ScriptedDecode, solo
 from tests.support.scripted_runner import next_token
 from tests.support.sequences import key, sequence
@@ -13,7 +14,7 @@ class TestRemote:
 
     def _reserve(self, worker: ScriptedDecode, remote: Sequence) -> Sequence:
         worker.add(remote, Intake.REMOTE)
-        assert worker.scheduler.admit() == [remote]
+        assert worker.scheduler.admit().reserved == (remote,)
         return remote
 
     def _receive(self, worker: ScriptedDecode, remote: Sequence) -> None:
@@ -31,10 +32,10 @@ class TestRemote:
         worker = ScriptedDecode()
         remote = self._reserve(worker, sequence("a", range(40)))
         self._receive(worker, remote)
-        first = worker.scheduler.activate(key("a"), next_token(remote.token_ids), num_cached=16)
+        first = worker.scheduler.activate(key("a"), FirstToken(next_token(remote.token_ids), num_cached=16))
         assert first == Emission(key("a"), 0, (next_token(list(range(40))),), 0, num_cached=16)
         worker.told.append(first)
-        assert worker.scheduler.activate(key("a"), 1) is None
+        assert worker.scheduler.activate(key("a"), FirstToken(1)) is None
         worker.run_until_idle()
         assert worker.output("a") == solo(list(range(40)), 5)
         assert {emission.num_cached for emission in worker.told} == {16}
@@ -43,7 +44,7 @@ class TestRemote:
         worker = ScriptedDecode()
         remote = self._reserve(worker, sequence("a", range(40)))
         self._receive(worker, remote)
-        worker.scheduler.activate(key("a"), next_token(remote.token_ids))
+        worker.scheduler.activate(key("a"), FirstToken(next_token(remote.token_ids)))
         other = self._reserve(worker, sequence("b", range(40), arrival=1))
         assert other.num_cached == 32
 
@@ -59,7 +60,7 @@ class TestRemote:
         worker = ScriptedDecode()
         remote = self._reserve(worker, sequence("a", range(40), max_tokens=1))
         assert remote.block_ids == []
-        last = worker.scheduler.activate(key("a"), 3)
+        last = worker.scheduler.activate(key("a"), FirstToken(3))
         assert last is not None
         assert (last.token_ids, last.finish) == ((3,), FinishReason.LENGTH)
         assert worker.scheduler.sequence(key("a")) is None
@@ -68,8 +69,8 @@ class TestRemote:
         """B051: `conclude` ends it though no page has come, and caches nothing."""
         worker = ScriptedDecode()
         self._reserve(worker, sequence("a", range(40), stop_ids=(3,)))
-        assert worker.scheduler.conclude(key("a"), 4) is None
-        last = worker.scheduler.conclude(key("a"), 3)
+        assert worker.scheduler.conclude(key("a"), FirstToken(4)) is None
+        last = worker.scheduler.conclude(key("a"), FirstToken(3))
         assert last is not None
         assert (last.token_ids, last.finish) == ((3,), FinishReason.STOP)
         assert worker.pool.num_free == worker.pool.num_total
@@ -99,11 +100,11 @@ class TestRemote:
         worker.step()
         large = worker.add(sequence("large", range(100, 150), arrival=1), Intake.REMOTE)
         small = worker.add(sequence("small", [1], arrival=2))
-        assert worker.scheduler.admit() == []
+        assert worker.scheduler.admit().reserved == ()
         assert small.block_ids == []
         while worker.scheduler.num_running:
             worker.step()
-        assert worker.scheduler.admit() == [large]
+        assert worker.scheduler.admit().reserved == (large,)
         assert small.block_ids == []
         assert worker.scheduler.cancel(key("large"))
         worker.run_until_idle()

@@ -14,6 +14,7 @@ from common.scheduling.sequence import Sequence as ModelSequence
 from common.scheduling.sequence import SequenceKey
 from decode_worker import core as decode_core
 from decode_worker.core import DecodeCore
+from decode_worker.first_token import FirstToken
 from decode_worker.scheduler import DecodeScheduler
 from prefill_worker import core as prefill_core
 from prefill_worker.core import PrefillCore
@@ -95,7 +96,7 @@ def test_a_decode_worker_collects_received_pages_before_it_decodes() -> None:
     _, (reserved,) = core.plan()
     assert isinstance(reserved, decode_core.Reserved)
     assert recorder.collected == []
-    core.obey(decode_core.Activate(sequence.key, 9, 0))
+    core.obey(decode_core.Activate(sequence.key, FirstToken(9, 0)))
     assert recorder.collected == list(reserved.block_ids) == sequence.block_ids
     core.obey(decode_core.LetGo(sequence.key))
 
@@ -110,5 +111,5 @@ def test_an_answer_that_ends_with_its_first_token_collects_nothing() -> None:
     sequence = make_sequence(max_tokens=1)
     core.obey(decode_core.Admit(sequence, may_go_remote=True))
     core.plan()
-    assert len(list(core.obey(decode_core.Activate(sequence.key, 9, 0)))) == 1
+    assert len(list(core.obey(decode_core.Activate(sequence.key, FirstToken(9, 0))))) == 1
     assert recorder.collected == []
