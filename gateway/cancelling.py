@@ -16,7 +16,7 @@ from typing import Any
 from common.broker.backoff import backoff
 from common.broker.protocols import JobQueue
 from common.errors import BrokerUnavailable, PeerError
-from common.messages.ids import PlacementNumber, RequestId
+from common.messages.ids import ChoiceIndex, PlacementNumber, RequestId
 from common.rpc.failures import reply_from
 from gateway.feeds import Feeds
 from gateway.streams import Source
@@ -35,11 +35,12 @@ MAX_NOTICES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A placement is over; `source` should release it."""
+    """A placement is over, or a `choice` of it alone; `source` should release it."""
 
     source: Source
     request: RequestId
     placement: PlacementNumber
+    choice: ChoiceIndex | None = None
 
 
 class Canceller:
@@ -97,7 +98,7 @@ class Canceller:
         stub = self._feeds.stub(notice.source)
         if stub is None:
             return False
-        message = pb.CancelRequest(request=notice.request, placement=notice.placement)
+        message = pb.CancelRequest(request=notice.request, placement=notice.placement, choice=notice.choice)
         try:
             await reply_from(notice.source.worker, stub.Cancel(message, timeout=RPC_TIMEOUT_S))
         except PeerError as error:

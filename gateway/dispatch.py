@@ -14,6 +14,7 @@ from common.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
     GenerationFailed,
+    GrammarViolated,
     InvalidLogits,
     InvalidRequest,
     Overloaded,
@@ -23,7 +24,7 @@ from common.errors import (
     WorkerLost,
 )
 from common.messages.codec import pack_ids
-from common.messages.ids import ChoiceIndex, GatewayId, PlacementNumber, RequestId
+from common.messages.ids import ANYBODY, ChoiceIndex, GatewayId, PlacementNumber, RequestId, TenantId
 from common.messages.registry import ModelCard
 from common.rpc.failures import reply_from
 from common.telemetry.metrics import GatewayMetrics
@@ -35,7 +36,7 @@ from gateway.placing import Placer
 from gateway.proofs import Proofs
 from gateway.roster import Roster, source_of
 from gateway.spans import CANCELLED
-from gateway.streams import PlacementFailed, Source, Stream, StreamItem
+from gateway.streams import PlacementFailed, Source, Stream
 from proto import worker_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -109,23 +110,17 @@ class Dispatcher:
             stream.raise_if_ended()
             await self._placer.place(stream)
             while True:
-                match await self._next(stream):
-                    case TokenDelta() as delta:
-                        yield delta
-                    case PlacementLost() as loss:
-                        end = await self._place_again(stream, loss)
-                        if end is not None:
-                            yield end
-                            return
-                    case EndOfChoice() as end:
+                if stream.is_awaited:  # make sure that it is somewhere
+                    await self._placer.await_acceptance(stream)
+                item = await stream.next()
+                if isinstance(item, TokenDelta | EndOfChoice):
+                    if stream.is_finished and not stream.is_over:
                         self._finish(stream)
-                        yield end
-                        return
-                    case None:
-                        return
-                    case PlacementFailed(code, message):
-                        stream.is_over = True
-                        raise _failure(code, message)
+                    yield item
+                elif item is not None:
+                    await self._go_on(stream, item)
+                else:
+                    return
         except TandemError as failure:
             error = type(failure).__name__
             raise
@@ -135,17 +130,23 @@ class Dispatcher:
             if not stream.is_over:
                 self._release(stream)
 
-    def cancel(self, request: RequestId) -> bool:
-        """End a request as its client, or whoever knows its id, asks for; False if it is not under way here."""
+    def cancel(self, request: RequestId, tenant: TenantId = ANYBODY) -> bool:
+        """End a request as its tenant asks for by its id; False if the tenant has none of that id under way here."""
         stream = self._streams.get(request)
-        if stream is not None:
-            stream.end(RequestCancelled("the request was cancelled by its id"))
-        return stream is not None
+        if stream is None or stream.request.tenant != tenant:
+            return False
+        stream.end(RequestCancelled("the request was cancelled by its id"))
+        return True
 
     def end_choice(self, request: RequestId, choice: ChoiceIndex) -> None:
         """See `Engine.end_choice`."""
-        if (stream := self._streams.get(request)) is not None:
-            stream.end_choice()
+        stream = self._streams.get(request)
+        if stream is None:
+            return
+        if stream.end_choice(choice) and stream.choices.is_complete:
+            self._release(stream)
+        else:
+            self._tell_unwanted(stream)
 
     def take(self, source: Source, event: pb.FeedEvent) -> None:
         """Take an event from a feed."""
@@ -158,10 +159,10 @@ class Dispatcher:
                 # It stalled before the job reached it, which has told all that were there then, and will not be again.
                 text = f"{source.worker} makes no progress"
                 stream.lose(source, PlacementLost(LossReason.STALLED, text, is_failure=False))
-            case "accepted" if event.accepted.needs_prompt:
-                task = asyncio.create_task(self._send_prompt(source, stream))
-                self._prompts.add(task)
-                task.add_done_callback(self._prompts.discard)
+            case "accepted":
+                self._tell_unwanted(stream)
+                if event.accepted.needs_prompt:
+                    self._bring_prompt(source, stream)
             case "try_lost":
                 self._metrics.lost_tries.inc()
                 message, extra = "prefill try lost: %s", {"request_id": stream.request.request}
@@ -178,36 +179,38 @@ class Dispatcher:
 
     def _open(self, request: GenerateRequest) -> Stream:
         deadline_s = None if request.deadline_s is None else self._clock() + request.deadline_s
-        stream = self._streams[request.request] = Stream(request, self._max_failures, deadline_s)
+        stream = self._streams[request.request] = Stream(request, self._max_failures, deadline_s, self._clock)
         if request.deadline_s is not None:
             stream.end_after(request.deadline_s)
         return stream
 
-    async def _next(self, stream: Stream) -> StreamItem | None:
-        """Wait for the next item; while nobody has accepted the placement, make sure that it is somewhere."""
-        if stream.is_awaited:
-            await self._placer.await_acceptance(stream)
-        return await stream.next()
+    async def _go_on(self, stream: Stream, ending: PlacementLost | PlacementFailed) -> None:
+        """Go on behind the end of a placement, with another one, or raise why not."""
+        match ending:
+            case PlacementLost():
+                await self._place_again(stream, ending)
+            case PlacementFailed(code, message):
+                stream.is_over = True
+                raise _failure(code, message)
 
-    async def _place_again(self, stream: Stream, loss: PlacementLost) -> EndOfChoice | None:
-        """Start another placement that continues what was shown; return the end if nothing is left to continue."""
+    async def _place_again(self, stream: Stream, loss: PlacementLost) -> None:
+        """Start another placement that continues what was shown, if anything is left to continue."""
         extra = {"request_id": stream.request.request}
         logger.warning("placement %d lost: %s", stream.placement, loss.text, extra=extra)
-        end = stream.finished_by_shown()
-        if end is not None:
-            return end
+        stream.finish_shown()
+        if stream.choices.is_complete:
+            return
         stream.note_loss(loss)
         if stream.request.worker is not None:
             raise WorkerLost(loss.text) if loss.is_failure else Overloaded(loss.text)
         self._release(stream)
         self._metrics.note_failover(loss.reason)
         await self._placer.place_again(stream)
-        return None
 
     def _finish(self, stream: Stream) -> None:
         """The answer is complete: its worker holds nothing of it any more, and has proved itself."""
         stream.is_over = True
-        if stream.source is not None and stream.num_own_tokens >= MIN_PROOF_TOKENS:
+        if stream.source is not None and stream.choices.num_own_tokens >= MIN_PROOF_TOKENS:
             self.proofs.note(stream.source)
 
     def _is_foreign(self, source: Source, stream: Stream, event: pb.FeedEvent) -> bool:
@@ -236,6 +239,12 @@ class Dispatcher:
         if stream.source is None and stream.placement and view is not None:
             self._canceller.withdraw(view.jobs, request, stream.placement)
 
+    def _tell_unwanted(self, stream: Stream) -> None:
+        """Tell the worker, once it has accepted the placement, which of its choices nobody needs more of."""
+        if stream.source is not None:
+            for choice in stream.unwanted:
+                self._canceller.cancel(Notice(stream.source, stream.request.request, stream.placement, choice))
+
     def _refuse(self, source: Source, event: pb.FeedEvent) -> None:
         """Tell a worker that its placement is outdated. Early copies need no answer: their sender hears it when it
         announces or commits, from the author of its task."""
@@ -243,6 +252,11 @@ class Dispatcher:
             return
         self._metrics.stale_messages.inc()
         self._canceller.cancel(Notice(source, RequestId(event.request), PlacementNumber(event.placement)))
+
+    def _bring_prompt(self, source: Source, stream: Stream) -> None:
+        task = asyncio.create_task(self._send_prompt(source, stream))
+        self._prompts.add(task)
+        task.add_done_callback(self._prompts.discard)
 
     async def _send_prompt(self, source: Source, stream: Stream) -> None:
         stub, placement = self.feeds.stub(source), stream.placement
@@ -262,6 +276,8 @@ def _failure(code: str, message: str) -> GenerationFailed | InvalidRequest:
     match code:
         case "invalid_logits":
             return InvalidLogits(message)
+        case "grammar_violated":
+            return GrammarViolated(message)
         case "deadline_exceeded":
             return DeadlineExceeded(message)
         case "invalid_request" | "too_long":

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from common.messages.ids import (
     ANYBODY,
     FIRST_CHOICE,
@@ -55,13 +57,14 @@ class GenerateRequest:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(msgspec.Struct, frozen=True):
     """Generated tokens `[index, index + len(token_ids))` of one choice: in order, each exactly once.
 
     `num_cached_tokens` of the prompt came from a prefix cache; the same in every delta of an answer. `logprobs` has one
     entry per token if they were asked for. `prompt_logprobs`, of the prompt's tokens from the second on, come with the
     first delta of the request if they were asked for, and with no other.
+
+    A `Struct`, as it is made for every event: that takes a fifth of the time of a frozen dataclass.
     """
 
     index: int

@@ -4,6 +4,10 @@ import enum
 from dataclasses import dataclass
 
 
+class Contradiction(Exception):
+    """What a worker says about a placement does not go with what is known: it cannot go on with it."""
+
+
 class LossReason(enum.StrEnum):
     """Why a placement was given up. The values are those of the failover metric (`FAILOVER_REASONS`)."""
 

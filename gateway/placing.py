@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 from common.broker.backoff import backoff
 from common.broker.protocols import Candidate, Placed, Whereabouts
-from common.errors import BrokerUnavailable, InvalidRequest, Overloaded, Unavailable, WorkerLost
+from common.errors import BrokerUnavailable, Overloaded, Unavailable, WorkerLost
 from common.messages.codec import pack_ids
-from common.messages.ids import FIRST_CHOICE, GatewayId
-from common.messages.job import Job, OpenChoice
+from common.messages.ids import GatewayId
+from common.messages.job import Job
 from common.messages.registry import WorkerState
 from common.telemetry.metrics import GatewayMetrics
 from gateway.feeds import Feeds
+from gateway.room import check_room
 from gateway.roster import Roster, source_of
 from gateway.streams import Source, Stream
 
@@ -121,7 +122,7 @@ class Placer:
         view = self._roster.view(request.model)
         assert view is not None  # a request is only made for a model with a card
         serving = self._serving(stream)
-        num_blocks = _blocks_needed(serving, len(request.prompt_ids) + len(stream.shown)) if serving else 1
+        num_blocks = _check_room(stream, serving) if serving else 1
         candidates = self._candidates(stream)
         if request.worker is not None and not candidates:
             raise Overloaded(f"{request.worker} takes no work now", retry_after_s=1.0)
@@ -163,15 +164,17 @@ class Placer:
             gateway=self._gateway,
             model=request.model,
             num_prompt_tokens=len(request.prompt_ids),
-            sampling=request.sampling,
+            sampling=stream.choices.sampling,
             prompt=prompt if len(prompt) <= MAX_INLINE_BYTES else None,
-            choices=(OpenChoice(FIRST_CHOICE, pack_ids(stream.shown)),),
+            choices=stream.choices.to_continue,
             cache_salt=request.cache_salt,
             traceparent=request.traceparent,
             tracestate=request.tracestate,
             time_left_s=None if stream.deadline_s is None else max(0.0, stream.deadline_s - self._clock()),
-            runs_alone=stream.is_suspect,
-            num_deaths=stream.num_deaths,
+            runs_alone=stream.budget.is_suspect,
+            num_deaths=stream.budget.num_deaths,
+            tenant=request.tenant,
+            priority=request.priority,
         )
 
 
@@ -179,15 +182,6 @@ def _akin(stream: Stream, workers: Sequence[WorkerState]) -> list[WorkerState]:
     return [state for state in workers if stream.fingerprint in (None, state.record.fingerprint)]
 
 
-def _blocks_needed(workers: Sequence[WorkerState], num_tokens: int) -> int:
-    """Return the blocks for the prompt and one step; raise if no worker's whole pool would hold them."""
-    largest = max(workers, key=lambda state: state.record.num_blocks).record
-    num_blocks = -(-(num_tokens + 1) // largest.block_size)
-    if num_blocks > largest.num_blocks:
-        capacity = largest.num_blocks * largest.block_size
-        raise InvalidRequest(
-            f"The prompt of {num_tokens} tokens exceeds the KV capacity of {capacity} tokens of every worker.",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-    return num_blocks
+def _check_room(stream: Stream, workers: Sequence[WorkerState]) -> int:
+    records = [state.record for state in workers]
+    return check_room(records, len(stream.request.prompt_ids), stream.choices.nums_shown)

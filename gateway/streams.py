@@ -1,22 +1,22 @@
-"""One request as its gateway sees it: which tokens the client has, and which worker may add to them.
+"""One request as its gateway sees it: which of its choices go on, and which worker may add to them.
 
-A token is (request, placement, index). Only the next index is taken, only from the worker of the current placement
-(token 1 also from the early copy), and only if that worker continued the very ids that were shown.
-
-However far its reader lags, a stream holds nothing but the ids themselves and one ending: tokens that were not read yet
-are read together, as one delta.
+A token is (request, choice, placement, index). Only the next index of a choice is taken, only from the worker of the
+current placement (the first one also from the early copy), and only if that worker continued the very ids that were
+shown. A placement is of all choices that have not ended; with the last of them the request is over.
 """
 
 import asyncio
-from array import array
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from common.errors import DeadlineExceeded, GenerationFailed, WorkerLost
-from common.messages.chain import EMPTY_CHAIN, extend_chain
-from common.messages.ids import Epoch, Fingerprint, PlacementNumber, WorkerId
-from common.messages.job import SUSPECT_DEATHS
-from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
-from gateway.losses import LossReason, PlacementLost
+from common.errors import DeadlineExceeded, GenerationFailed
+from common.messages.ids import ChoiceIndex, Epoch, Fingerprint, PlacementNumber, WorkerId
+from gateway.budget import FailureBudget
+from gateway.choices import Choices
+from gateway.engine import EndOfChoice, GenerateRequest, TokenDelta
+from gateway.losses import Contradiction, LossReason, PlacementLost
 from gateway.spans import QueueSpan
 from proto import worker_pb2 as pb
 
@@ -24,9 +24,8 @@ _BLAMELESS = {"worker_draining": LossReason.DRAINED, "displaced": LossReason.DIS
 """Codes of workers that give a placement back for reasons that have nothing to do with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One incarnation of a worker."""
+class Source(NamedTuple):
+    """One incarnation of a worker. A tuple, as it is compared with every event."""
 
     worker: WorkerId
     epoch: Epoch
@@ -40,21 +39,28 @@ class PlacementFailed:
     message: str
 
 
-Ending = EndOfChoice | PlacementLost | PlacementFailed
-StreamItem = TokenDelta | Ending
+Ending = PlacementLost | PlacementFailed
+StreamItem = TokenDelta | EndOfChoice | Ending
 
 
 class Stream:
-    """The tokens of one request and the ending of its placement; owned by the gateway's event loop.
+    """The choices of one request and the ending of its placement; owned by the gateway's event loop.
 
-    `max_failures`: the failure of that number ends the request. `deadline_s`: its end on the caller's clock.
+    `max_failures`: the failure of that number ends the request. `deadline_s`: its end on `clock`, in seconds.
     """
 
-    def __init__(self, request: GenerateRequest, max_failures: int, deadline_s: float | None = None) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        max_failures: int,
+        deadline_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.request = request
         self.deadline_s = deadline_s
+        self.choices = Choices(request)
         self.placement = PlacementNumber(0)
-        self.num_failures = 0
+        self.budget = FailureBudget(max_failures)
         self.source: Source | None = None
         """The worker that accepted the current placement."""
         self.target: Source | None = None
@@ -65,24 +71,17 @@ class Stream:
         """The worker that gave the placement before back for a request that runs alone: it has no room at once."""
         self.fingerprint: Fingerprint | None = request.fingerprint
         """The version of the model that answers: one alone, as another would go on with other tokens. None: any."""
-        self.shown: list[int] = []
-        """Every token taken, by the client's reader or waiting for it."""
+        self.unwanted: list[ChoiceIndex] = []
+        """Choices of the current placement that nobody needs more of, as its worker has to hear."""
         self.is_over = False
-        self._max_failures = max_failures
-        self.num_deaths = 0
-        """Workers of both roles that died or stalled over the request."""
-        self._num_unaccepted_deaths = 0
+        self._clock = clock
         self._may_have_killed = False
-        self._chains = array("Q", [EMPTY_CHAIN])
-        self._num_read = 0
-        self._num_shown_before = 0
-        self._num_cached_tokens: int | None = None
         self._ending: Ending | None = None
         self._error: GenerationFailed | None = None
-        self._is_unwanted = False
         self._has_news = asyncio.Event()
         self._settled = asyncio.Event()
         self._queued: QueueSpan | None = None
+        self._began_at = self._accepted_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin_placement(self) -> None:
@@ -90,32 +89,29 @@ class Stream:
         self.placement = PlacementNumber(self.placement + 1)
         self.source = None
         self.target = None
+        self.unwanted = []
         self._may_have_killed = False
-        self._num_shown_before = len(self.shown)
+        self.choices.begin_placement()
         self._ending = None
-        if self._error is None:
+        if self._error is None and not self.choices.is_complete:
             self._settled.clear()
         self.leave_queue("placement_lost")
         self._queued = QueueSpan(self.request, self.placement)
-
-    def end_choice(self) -> None:
-        """Nobody needs more of the answer."""
-        self._is_unwanted = True
-        self._has_news.set()
-        self._settled.set()
+        self._began_at = self._clock()
 
     async def next(self) -> StreamItem | None:
-        """Wait for the tokens that were not read yet, else for the ending of the current placement; raise what the
-        request was ended by. None: nobody needs more."""
-        while not self._is_unwanted:
-            if self._num_read < len(self.shown):
-                return self._read()
+        """Wait for tokens or the end of a choice that were not read yet, else for the ending of the current placement;
+        raise what the request was ended by. None: every choice is over."""
+        while True:
+            if self.choices.has_news:
+                return self.choices.read()
             self.raise_if_ended()
+            if self.choices.is_complete:
+                return None
             if self._ending is not None:
                 return self._ending
             self._has_news.clear()
             await self._has_news.wait()
-        return None
 
     @property
     def is_awaited(self) -> bool:
@@ -132,28 +128,27 @@ class Stream:
         return True
 
     @property
-    def is_suspect(self) -> bool:
-        """Whether workers died over this request so often that it must run alone."""
-        return self.num_deaths >= SUSPECT_DEATHS
-
-    @property
     def avoided(self) -> set[Source]:
         """Workers that the current placement must not go to."""
         return self.leaving if self.displacer is None else {*self.leaving, self.displacer}
 
     @property
-    def num_own_tokens(self) -> int:
-        """Tokens that came from the current placement."""
-        return len(self.shown) - self._num_shown_before
+    def is_finished(self) -> bool:
+        """Whether the worker of the current placement has ended the last choice."""
+        return self.choices.is_complete and self._ending is None
 
-    def finished_by_shown(self) -> EndOfChoice | None:
-        """Return the end of the answer if the shown tokens are all of it (only the terminal event was lost)."""
-        sampling = self.request.sampling
-        if self.shown and self.shown[-1] in sampling.stop_ids and len(self.shown) > sampling.min_tokens:
-            return self._end(FinishReason.STOP)
-        if len(self.shown) >= sampling.max_tokens:
-            return self._end(FinishReason.LENGTH)
-        return None
+    def end_choice(self, index: ChoiceIndex) -> bool:
+        """Nobody needs more of a choice: nothing of it is read any more. Return whether it went on."""
+        went_on = self.choices.abandon(index)
+        if went_on:
+            self.unwanted.append(index)
+            self._note_completion()
+        return went_on
+
+    def finish_shown(self) -> None:
+        """End the choices of which all tokens were shown: only their terminal event was lost."""
+        self.choices.finish_shown()
+        self._note_completion()
 
     def lose(self, source: Source, loss: PlacementLost) -> None:
         """That worker is gone or stalled."""
@@ -176,19 +171,21 @@ class Stream:
         self._conclude(PlacementLost(LossReason.UNACCEPTED, text, is_failure=self._may_have_killed))
 
     def note_loss(self, loss: PlacementLost) -> None:
-        """Take the loss of the current placement into account; raises `WorkerLost` if it was one failure too many."""
+        """Take the loss of the current placement into account, as one failure however many choices it had; raises
+        `WorkerLost` if it was one too many."""
         if loss.reason is LossReason.DRAINED and self.source is not None:
             self.leaving.add(self.source)
         self.displacer = self.source if loss.reason is LossReason.DISPLACED else None
         if loss.is_failure and self.source is None:
-            self._fail_unaccepted(loss.text)
+            self._end_if(self.budget.fail_unaccepted(loss.text))
         elif loss.is_failure:
-            self._fail(loss.text, is_death=loss.reason in (LossReason.LOST, LossReason.STALLED))
+            is_death = loss.reason in (LossReason.LOST, LossReason.STALLED)
+            self._end_if(self.budget.fail(loss.text, is_death=is_death))
         self.raise_if_ended()
 
     def end(self, error: GenerationFailed) -> None:
         """End the request, whatever its placement does; an answer that is complete stays one."""
-        if self._error is None and not isinstance(self._ending, EndOfChoice):
+        if self._error is None and not self.choices.is_complete:
             self._error = error
             self._has_news.set()
             self._settled.set()
@@ -217,69 +214,70 @@ class Stream:
         if event.placement != self.placement or self.is_over or self._error is not None:
             return False
         match event.WhichOneof("event"):
+            case "tokens":
+                return self._take_tokens(source, event.tokens)
             case "accepted":
                 return self._take_accepted(source)
-            case "tokens" if event.tokens.is_early:
-                self._take_early(event.tokens)
-                return True
             case "failed" if self._may_decline(source):
                 self.source = source
                 self._take_failed(event.failed)
-            case _ if source != self.source:
-                self._give_up_unaccepted(source)
+            case _ if not self._is_bound_to(source):
                 return False
-            case "tokens":
-                self._take_tokens(event.tokens)
             case "finished":
                 self._take_finished(event.finished)
             case "failed":
                 self._take_failed(event.failed)
             case "try_lost":
-                self._fail(event.try_lost.reason, is_death=True)
+                self._end_if(self.budget.fail(event.try_lost.reason, is_death=True))
         return True
 
     def _take_accepted(self, source: Source) -> bool:
-        if self.source is None and self._ending is None:
+        if self.source is None and self._is_undecided:
             self.source = source
+            self._accepted_at = self._clock()
             self._settled.set()
             assert self._queued is not None  # a placement has begun
             self._queued.accept(source.worker)
         return self.source == source
 
-    def _give_up_unaccepted(self, source: Source) -> None:
-        """A worker goes on with the job whose acceptance is missing. It is told to stop: an acceptance that comes yet
-        must bind nobody to it."""
+    def _is_bound_to(self, source: Source) -> bool:
+        """Whether that worker has accepted the placement. One that goes on with a job whose acceptance is missing is
+        told to stop: an acceptance that comes yet must bind nobody to it."""
+        if source == self.source:
+            return True
         if self._may_decline(source):
             self._conclude(PlacementLost(LossReason.REFUSED, "its acceptance is missing"))
+        return False
+
+    @property
+    def _is_undecided(self) -> bool:
+        return self._ending is None and not self.choices.is_complete
 
     def _may_decline(self, source: Source) -> bool:
         """Whether the worker may have the job and not have accepted it: it may leave, or find that it cannot run it."""
-        return self.source is None and self._ending is None and self.target in (None, source)
+        return self.source is None and self._is_undecided and self.target in (None, source)
 
-    def _take_early(self, tokens: pb.Tokens) -> None:
-        if tokens.index == len(self.shown) and tokens.chain == self._chains[-1]:
-            self._show(tokens, list(tokens.ids))
-
-    def _take_tokens(self, tokens: pb.Tokens) -> None:
-        if tokens.index > len(self.shown):
-            self._conclude(PlacementLost(LossReason.REFUSED, "token frames are missing"))
-            return
-        num_known = len(self.shown) - tokens.index
-        known = self.shown[tokens.index :]
-        if tokens.chain != self._chains[tokens.index] or list(tokens.ids[:num_known]) != known[: len(tokens.ids)]:
-            self._conclude(PlacementLost(LossReason.REFUSED, "the worker continued other tokens than were shown"))
-            return
-        new = list(tokens.ids[num_known:])
-        if new:
-            self._show(tokens, new)
+    def _take_tokens(self, source: Source, tokens: pb.Tokens) -> bool:
+        if tokens.is_early:
+            self.choices.take_early(tokens)
+        elif not self._is_bound_to(source):
+            return False
+        else:
+            try:
+                self.choices.take(tokens)
+            except Contradiction as error:
+                self._refuse(error)
+        self._has_news.set()
+        return True
 
     def _take_finished(self, finished: pb.Finished) -> None:
-        if finished.num_generated != len(self.shown):
-            self._conclude(PlacementLost(LossReason.REFUSED, "the last token frames are missing"))
-            return
-        if self._num_cached_tokens is None:
-            self._num_cached_tokens = finished.num_cached_tokens
-        self._conclude(self._end(FinishReason(finished.reason)))
+        """Take the end of a choice, unless the placement has ended before."""
+        if self._ending is None:
+            try:
+                self.choices.take_end(finished, self._accepted_at - self._began_at)
+            except Contradiction as error:
+                self._refuse(error)
+        self._note_completion()
 
     def _take_failed(self, failed: pb.Failed) -> None:
         if failed.code in _BLAMELESS:
@@ -289,43 +287,22 @@ class Stream:
         else:
             self._conclude(PlacementFailed(failed.code, failed.message))
 
-    def _fail(self, reason: str, *, is_death: bool) -> None:
-        """Use up one failure; the last one ends the request."""
-        self.num_failures += 1
-        self.num_deaths += is_death
-        if self.num_failures >= self._max_failures:
-            self.end(WorkerLost(f"the request failed {self.num_failures} times, last because {reason}"))
-
-    def _fail_unaccepted(self, reason: str) -> None:
-        """A worker died that may have had the request without having said so.
-
-        It has most likely stood unread in a queue while another request ended that worker: its budget stays as it is,
-        and a whole queue of suspects would have to take turns. Still it may be the cause, so many of these end it, too.
-        """
-        self._num_unaccepted_deaths += 1
-        if self._num_unaccepted_deaths >= self._max_failures:
-            self.end(WorkerLost(f"{self._num_unaccepted_deaths} workers were lost over the request, last: {reason}"))
-
-    def _show(self, tokens: pb.Tokens, new: list[int]) -> None:
-        if isinstance(self._ending, EndOfChoice):  # an early copy may come late
-            return
-        # What the first placement found stands: a later one may hit what the first one has computed.
-        if self._num_cached_tokens is None and tokens.HasField("num_cached_tokens"):
-            self._num_cached_tokens = tokens.num_cached_tokens
-        for token_id in new:
-            self._chains.append(extend_chain(self._chains[-1], token_id))
-        self.shown.extend(new)
+    def _note_completion(self) -> None:
+        """With the last choice there is nothing to wait for."""
+        if self.choices.is_complete:
+            self._settled.set()
         self._has_news.set()
 
-    def _read(self) -> TokenDelta:
-        first, self._num_read = self._num_read, len(self.shown)
-        return TokenDelta(first, tuple(self.shown[first:]), self._num_cached_tokens or 0)
+    def _end_if(self, error: GenerationFailed | None) -> None:
+        if error is not None:
+            self.end(error)
 
-    def _end(self, reason: FinishReason) -> EndOfChoice:
-        return EndOfChoice(reason, len(self.shown), self._num_cached_tokens or 0)
+    def _refuse(self, error: Contradiction) -> None:
+        self._conclude(PlacementLost(LossReason.REFUSED, str(error)))
 
     def _conclude(self, ending: Ending) -> None:
-        """Note how the placement ends; only the first word counts."""
-        self._ending = self._ending or ending
+        """Note how the placement ends; only the first word counts, and none behind the last choice."""
+        if not self.choices.is_complete:
+            self._ending = self._ending or ending
         self._has_news.set()
         self._settled.set()

@@ -28,7 +28,7 @@ class TestCancelById:
         running = asyncio.create_task(gateway.collect(make_request()))
         job = await job_of(worker)
         answer(worker, job, [9], finish=None)
-        await until(lambda: gateway.dispatcher._streams[RequestId("r")].shown)
+        await until(lambda: gateway.shown("r"))
         assert gateway.dispatcher.cancel(RequestId("r"))
         with pytest.raises(RequestCancelled):
             await running

@@ -165,7 +165,7 @@ class TestRedisAway:
         monkeypatch.setattr(gateway.broker.jobs, "place", lose_the_answer)
         running = asyncio.create_task(gateway.collect(make_request()))
         answer(worker, await job_of(worker), [9])
-        await until(lambda: gateway.dispatcher._streams[RequestId("r")].shown, "the first token", DEADLINE_S)
+        await until(lambda: gateway.shown("r"), "the first token", DEADLINE_S)
         has_begun.set()
         assert ids_of(await running) == [9]
 

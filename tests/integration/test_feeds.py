@@ -47,7 +47,7 @@ async def start(gateway: DispatchHarness, worker: ScriptedWorker) -> tuple[async
     running = asyncio.create_task(gateway.collect(make_request()))
     job = await job_of(worker)
     answer(worker, job, [9], finish=None)
-    await until(lambda: gateway.dispatcher._streams[RequestId("r")].shown == [9], "the first token", DEADLINE_S)
+    await until(lambda: gateway.shown("r") == [9], "the first token", DEADLINE_S)
     return running, job
 
 
@@ -73,12 +73,11 @@ class TestSilence:
         """As with SIGSTOP: nothing of ours runs, and frames wait in the socket."""
         worker = await gateway.add_worker("decode-0", 1)
         running, job = await start(gateway, worker)
-        stream = gateway.dispatcher._streams[RequestId("r")]
         for number in range(1, 4):
             time.sleep(2 * feeds_module.SILENCE_S)  # noqa: ASYNC251 - the pause
             before = [9, 10, 11][:number]
             worker.send(job, tokens=pb.Tokens(index=number, ids=[9 + number], chain=chain_of(before)))
-            await until(lambda: stream.shown == [9, 10, 11, 12][: number + 1], "a token", DEADLINE_S)  # noqa: B023
+            await until(lambda: gateway.shown("r") == [9, 10, 11, 12][: number + 1], "a token", DEADLINE_S)  # noqa: B023
             assert gateway.is_connected(worker)
         worker.send(job, finished=pb.Finished(reason="length", num_generated=4))
         assert ids_of(await running) == [9, 10, 11, 12]
@@ -95,7 +94,7 @@ class TestSilence:
         time.sleep(2 * feeds_module.SILENCE_S)  # noqa: ASYNC251 - the pause
         await stopping
         await go_on(gateway, other, running)
-        assert stream.num_failures == 0
+        assert stream.budget.num_failures == 0
 
     async def test_a_dropped_channel_loses_its_worker(self, gateway: DispatchHarness) -> None:
         """gRPC cancels the calls of a channel that a new incarnation at the same address has replaced; that must not

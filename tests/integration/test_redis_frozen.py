@@ -69,7 +69,7 @@ async def test_a_frozen_redis(gateway: DispatchHarness, redis_server: RedisServe
     running = asyncio.create_task(gateway.collect(make_request("running")))
     job = await job_of(worker)
     answer(worker, job, [9], finish=None)
-    await until(lambda: gateway.dispatcher._streams[job.request].shown, "the first token", DEADLINE_S)
+    await until(lambda: gateway.shown("running"), "the first token", DEADLINE_S)
     with frozen(redis_server):
         assert await refuse(gateway, "first") < REFUSAL_S
         await until(lambda: gateway.roster.is_away, "the roster to know", DEADLINE_S)
@@ -109,6 +109,6 @@ async def test_an_emptied_redis(gateway: DispatchHarness, redis_server: RedisSer
     assert (again.request, again.placement) == ("waiting", 2)
     answer(worker, again, [7])
     assert ids_of(await waiting) == [7]
-    assert stream.num_failures == 0
+    assert stream.budget.num_failures == 0
     worker.send(job, finished=pb.Finished(reason="length", num_generated=1))
     assert ids_of(await running) == [9]

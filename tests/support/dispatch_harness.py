@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from common.broker.memory_broker import MemoryBroker
 from common.messages.chain import chain_of
 from common.messages.codec import unpack_ids
-from common.messages.ids import Fingerprint, GatewayId
+from common.messages.ids import Fingerprint, GatewayId, RequestId
 from common.messages.job import Job
 from common.rpc.channels import Channels
 from common.runtime import feeds as hub_module
@@ -95,6 +95,10 @@ class DispatchHarness:
     def is_connected(self, worker: ScriptedWorker) -> bool:
         """Whether the gateway hears that worker."""
         return self.feeds.is_connected(Source(worker.worker, worker.epoch))
+
+    def shown(self, request: str) -> list[int]:
+        """Return the tokens that the gateway has taken of the first choice of a request."""
+        return self.dispatcher._streams[RequestId(request)].choices.all[0].shown
 
     def count(self, metric: str, **labels: str) -> float:
         """Return a counter's value."""

@@ -3,7 +3,17 @@
 import asyncio
 
 from common.errors import BrokerUnavailable
-from common.messages.ids import EntryId, Epoch, Fingerprint, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
+from common.messages.ids import (
+    ChoiceIndex,
+    EntryId,
+    Epoch,
+    Fingerprint,
+    GatewayId,
+    ModelName,
+    PlacementNumber,
+    RequestId,
+    WorkerId,
+)
 from common.messages.job import Job
 from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
 from common.rpc.server import bind, make_server
@@ -21,7 +31,8 @@ RETRY_S = 0.05
 
 
 class ScriptedWorker:
-    """Takes jobs from the broker; `jobs`, `cancels` and `prompts` are what gateways sent, in order."""
+    """Takes jobs from the broker; `jobs`, `cancels` (of placements), `choice_cancels` and `prompts` are what gateways
+    sent, in order."""
 
     def __init__(
         self,
@@ -45,6 +56,7 @@ class ScriptedWorker:
         self.feeds = FeedHub(lambda gateway: None)
         self.jobs: asyncio.Queue[Job] = asyncio.Queue()
         self.cancels: asyncio.Queue[tuple[RequestId, PlacementNumber]] = asyncio.Queue()
+        self.choice_cancels: asyncio.Queue[tuple[RequestId, PlacementNumber, ChoiceIndex]] = asyncio.Queue()
         self.prompts: asyncio.Queue[bytes] = asyncio.Queue()
         self._absorbed: EntryId | None = None
         self._server = make_server(SECRET)
@@ -103,6 +115,14 @@ class ScriptedWorker:
     def cancel(self, request: RequestId, placement: PlacementNumber) -> None:
         """A gateway cancels."""
         self.cancels.put_nowait((request, placement))
+
+    def cancel_choice(self, request: RequestId, placement: PlacementNumber, choice: ChoiceIndex) -> None:
+        """A gateway cancels one choice."""
+        self.choice_cancels.put_nowait((request, placement, choice))
+
+    def cancel_choice(self, request: RequestId, placement: PlacementNumber, choice: ChoiceIndex) -> None:
+        """A gateway needs no more of one choice."""
+        self.choice_cancels.put_nowait((request, placement, choice))
 
     def supply_prompt(self, request: RequestId, placement: PlacementNumber, ids: bytes) -> bool:
         """A gateway brings a long prompt."""

@@ -6,44 +6,22 @@ import tracemalloc
 import pytest
 
 from common.errors import DeadlineExceeded, RequestCancelled, WorkerLost
-from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
-from common.messages.ids import Epoch, ModelName, RequestId, WorkerId
-from common.messages.sampling import SamplingParams
-from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
+from common.messages.chain import EMPTY_CHAIN, extend_chain
+from gateway.engine import EndOfChoice, FinishReason, TokenDelta
 from gateway.losses import LossReason, PlacementLost
-from gateway.streams import PlacementFailed, Source, Stream, StreamItem
+from gateway.streams import PlacementFailed
 from proto import worker_pb2 as pb
-
-DECODE = Source(WorkerId("decode-0"), Epoch(1))
-OTHER = Source(WorkerId("decode-1"), Epoch(2))
-PREFILL = Source(WorkerId("prefill-0"), Epoch(3))
-MAX_FAILURES = 3
-GONE = PlacementLost(LossReason.LOST, "gone")
-
-
-def make_stream(max_tokens: int = 8, stop_ids: tuple[int, ...] = (2,)) -> Stream:
-    sampling = SamplingParams(seed=1, max_tokens=max_tokens, stop_ids=stop_ids)
-    stream = Stream(GenerateRequest(RequestId("r"), ModelName("m"), [5, 6], sampling), MAX_FAILURES)
-    stream.begin_placement()
-    return stream
-
-
-def accepted(placement: int = 1) -> pb.FeedEvent:
-    return pb.FeedEvent(request="r", placement=placement, accepted=pb.Accepted())
-
-
-def tokens(index: int, ids: list[int], before: list[int], *, early: bool = False, placement: int = 1) -> pb.FeedEvent:
-    frame = pb.Tokens(index=index, ids=ids, chain=chain_of(before), is_early=early)
-    return pb.FeedEvent(request="r", placement=placement, tokens=frame)
-
-
-def finished(num_generated: int, reason: str = "length") -> pb.FeedEvent:
-    return pb.FeedEvent(request="r", placement=1, finished=pb.Finished(reason=reason, num_generated=num_generated))
-
-
-async def drain(stream: Stream, count: int) -> list[StreamItem | None]:
-    async with asyncio.timeout(1):
-        return [await stream.next() for _ in range(count)]
+from tests.support.stream_events import (
+    DECODE,
+    GONE,
+    OTHER,
+    PREFILL,
+    accepted,
+    drain,
+    finished,
+    make_stream,
+    tokens,
+)
 
 
 async def test_tokens_then_end() -> None:
@@ -99,7 +77,7 @@ async def test_tokens_behind_a_lost_feed_are_not_lost() -> None:
     stream.lose(DECODE, GONE)
     stream.take(DECODE, tokens(1, [8], [7]))
     stream.begin_placement()
-    assert stream.shown == [7, 8]
+    assert stream.choices.all[0].shown == [7, 8]
     assert await drain(stream, 1) == [TokenDelta(1, (8,))]
 
 
@@ -139,7 +117,7 @@ async def test_the_early_copy_is_shown_once() -> None:
     assert stream.take(DECODE, tokens(0, [7], []))
     assert stream.take(DECODE, tokens(1, [8], [7]))
     assert await drain(stream, 1) == [TokenDelta(0, (7, 8))]
-    assert stream.shown == [7, 8]
+    assert stream.choices.all[0].shown == [7, 8]
 
 
 async def test_a_late_early_copy_changes_nothing() -> None:
@@ -147,7 +125,7 @@ async def test_a_late_early_copy_changes_nothing() -> None:
     stream.take(DECODE, accepted())
     stream.take(DECODE, tokens(0, [7], []))
     stream.take(PREFILL, tokens(0, [9], [], early=True))
-    assert stream.shown == [7]
+    assert stream.choices.all[0].shown == [7]
 
 
 async def test_an_early_copy_behind_the_end_changes_nothing() -> None:
@@ -169,7 +147,7 @@ async def test_a_diverging_worker_loses_the_placement(event: pb.FeedEvent) -> No
     shown, lost = await drain(stream, 2)
     assert shown == TokenDelta(0, (7,))
     assert isinstance(lost, PlacementLost)
-    assert stream.shown == [7]
+    assert stream.choices.all[0].shown == [7]
 
 
 async def test_missing_frames_lose_the_placement() -> None:
@@ -177,7 +155,7 @@ async def test_missing_frames_lose_the_placement() -> None:
     stream.take(DECODE, accepted())
     stream.take(DECODE, tokens(1, [8], [7]))
     assert isinstance((await drain(stream, 1))[0], PlacementLost)
-    assert stream.shown == []
+    assert stream.choices.all[0].shown == []
 
 
 async def test_an_acceptance_behind_the_tokens_binds_nobody() -> None:
@@ -215,7 +193,7 @@ async def test_old_placements_and_other_workers_are_outdated() -> None:
     assert not stream.take(OTHER, tokens(0, [7], []))
     stream.begin_placement()
     assert not stream.take(DECODE, tokens(0, [7], [], placement=1))
-    assert stream.shown == []
+    assert stream.choices.all[0].shown == []
 
 
 async def test_the_next_placement_continues_what_was_shown() -> None:
@@ -225,7 +203,7 @@ async def test_the_next_placement_continues_what_was_shown() -> None:
     stream.begin_placement()
     stream.take(OTHER, accepted(2))
     assert stream.take(OTHER, tokens(1, [8], [7], placement=2))
-    assert stream.shown == [7, 8]
+    assert stream.choices.all[0].shown == [7, 8]
 
 
 async def test_failures_are_told_apart() -> None:
@@ -259,12 +237,16 @@ async def test_a_lost_terminal_event_is_recognised() -> None:
     at_limit = make_stream(max_tokens=1)
     at_limit.take(DECODE, accepted())
     at_limit.take(DECODE, tokens(0, [7], []))
-    assert at_limit.finished_by_shown() == EndOfChoice(FinishReason.LENGTH, 1)
+    at_limit.finish_shown()
+    assert await drain(at_limit, 3) == [TokenDelta(0, (7,)), EndOfChoice(FinishReason.LENGTH, 1), None]
     stopped = make_stream()
     stopped.take(DECODE, accepted())
     stopped.take(DECODE, tokens(0, [2], []))
-    assert stopped.finished_by_shown() == EndOfChoice(FinishReason.STOP, 1)
-    assert make_stream().finished_by_shown() is None
+    stopped.finish_shown()
+    assert await drain(stopped, 3) == [TokenDelta(0, (2,)), EndOfChoice(FinishReason.STOP, 1), None]
+    open_yet = make_stream()
+    open_yet.finish_shown()
+    assert not open_yet.choices.is_complete
 
 
 async def test_an_ended_request_shows_what_had_come_and_takes_nothing_more() -> None:
@@ -310,7 +292,7 @@ async def test_failures_and_deaths_are_told_apart() -> None:
         stream.take(DECODE, accepted(stream.placement))
         stream.note_loss(loss)
         stream.begin_placement()
-    assert (stream.num_failures, stream.is_suspect) == (1, False)
+    assert (stream.budget.num_failures, stream.budget.is_suspect) == (1, False)
     assert stream.leaving == {DECODE}
     stream.take(OTHER, accepted(stream.placement))
     stream.note_loss(GONE)
@@ -328,7 +310,7 @@ async def test_a_worker_that_died_before_it_accepted_costs_nothing_until_it_is_t
         assert await drain(stream, 1) == [GONE]
         stream.note_loss(GONE)
         stream.begin_placement()
-    assert (stream.num_failures, stream.is_suspect) == (0, False)
+    assert (stream.budget.num_failures, stream.budget.is_suspect) == (0, False)
     stream.target = DECODE
     stream.lose(DECODE, GONE)
     with pytest.raises(WorkerLost, match="3 workers"):
