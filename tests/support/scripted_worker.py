@@ -117,10 +117,6 @@ class ScriptedWorker:
         self.cancels.put_nowait((request, placement))
 
     def cancel_choice(self, request: RequestId, placement: PlacementNumber, choice: ChoiceIndex) -> None:
-        """A gateway cancels one choice."""
-        self.choice_cancels.put_nowait((request, placement, choice))
-
-    def cancel_choice(self, request: RequestId, placement: PlacementNumber, choice: ChoiceIndex) -> None:
         """A gateway needs no more of one choice."""
         self.choice_cancels.put_nowait((request, placement, choice))
 
