@@ -1,15 +1,21 @@
-"""Who may be served now: a bound on the requests in progress, and an orderly end of all of them.
+"""Who may be served now: a bound on the requests in progress, the limits of each tenant, and an orderly end of all.
 
-Owned by the gateway's event loop. The bound is this process's own; limits that hold for all gateways come from Redis.
+Owned by the gateway's event loop. The bound is this process's own; a tenant's limits count over all gateways and are
+asked for in Redis, by requests of tenants that have some and by no others. Both are taken before the prompt is
+tokenised, by an estimate, and released exactly once, however the request ends. A request for n choices counts as n.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from common.errors import Draining, Overloaded
+from common.errors import Draining, InvalidRequest, Overloaded
+from gateway.claims import Claim
+from gateway.metering import Metered, Metering, Unmetered
+from gateway.tenant_permits import TenantPermits
 
 SMOOTHING = 0.1
 """Weight of the newest request in the average duration; about the last ten count."""
@@ -20,8 +26,9 @@ MAX_RETRY_AFTER_S = 60.0
 class Permit:
     """The right to be in progress, released exactly once when the `with` block is left, however that happens."""
 
-    def __init__(self, admission: "Admission") -> None:
+    def __init__(self, admission: "Admission", num_choices: int) -> None:
         self._admission = admission
+        self.num_choices = num_choices
         self._task: asyncio.Task[object] | None = None
         self._num_cancels = 0
         self._is_cut = False
@@ -50,10 +57,16 @@ class Permit:
 
 
 class Admission:
-    """Gives out permits."""
+    """Gives out permits. `tenants` None: no tenant has limits."""
 
-    def __init__(self, max_concurrent: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_concurrent: int,
+        tenants: TenantPermits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_concurrent = max_concurrent
+        self._tenants = tenants
         self._clock = clock
         self._started: dict[Permit, float] = {}
         self._mean_duration_s = 0.0
@@ -62,22 +75,35 @@ class Admission:
         self.is_draining = False
         """This process leaves: it is not ready, but serves what still arrives on the connections that are open."""
         self._is_over = False
+        self.num_running = 0
+        """Choices in progress; a request has one unless it asks for more."""
 
-    @property
-    def num_running(self) -> int:
-        """Requests in progress."""
-        return len(self._started)
+    @asynccontextmanager
+    async def reserve(self, claim: Claim) -> AsyncIterator[Metering]:
+        """Hold the place of a request while entered: here, and within the limits of its tenant.
 
-    def admit(self) -> Permit:
-        """Return a permit; raises `Draining` or, with the time until one is likely free, `Overloaded`."""
+        Raises `Draining`, `Overloaded`, `RateLimited` or `BrokerUnavailable`; then nothing is held and nothing charged.
+        """
+        with self.admit(claim.num_choices):
+            if self._tenants is None or claim.caller.limits.is_unlimited:
+                yield Unmetered()
+                return
+            async with Metered(self._tenants, claim, self._retry_after_s) as metered:
+                yield metered
+
+    def admit(self, num_choices: int = 1) -> Permit:
+        """Return a permit of this process; raises `Draining` or, with the time until one is free, `Overloaded`."""
         if self._is_over:
             raise Draining("The server is shutting down.", retry_after_s=1.0)
-        if self.num_running >= self._max_concurrent:
+        if num_choices > self._max_concurrent:
+            raise InvalidRequest(f"`n` is {num_choices}; the server takes at most {self._max_concurrent}.", param="n")
+        if self.num_running + num_choices > self._max_concurrent:
             raise Overloaded(
-                f"The server already works on {self.num_running} requests.", retry_after_s=self._retry_after_s()
+                f"The server already works on {self.num_running} answers.", retry_after_s=self._retry_after_s()
             )
-        permit = Permit(self)
+        permit = Permit(self, num_choices)
         self._started[permit] = self._clock()
+        self.num_running += num_choices
         self._idle.clear()
         return permit
 
@@ -86,6 +112,7 @@ class Admission:
         started = self._started.pop(permit, None)
         if started is None:
             return
+        self.num_running -= permit.num_choices
         duration_s = self._clock() - started
         self._mean_duration_s += SMOOTHING * (duration_s - self._mean_duration_s)
         if not self._started:

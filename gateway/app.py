@@ -7,6 +7,7 @@ from aiohttp import web
 
 from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
+from gateway.api.authenticating import authenticate
 from gateway.api.chat import create_chat_completion
 from gateway.api.completions import create_completion
 from gateway.api.draining import give_up_connection, use_connection
@@ -16,21 +17,27 @@ from gateway.api.keys import SERVICE, VLLM_ALIASES
 from gateway.api.metrics import show_metrics
 from gateway.api.models import list_models, show_model
 from gateway.api.observing import echo_request_id, observe
+from gateway.api.rate_headers import tell_quota
 from gateway.engine import Engine
+from gateway.entrance import Entrance
 from gateway.served_models import ServedModels
 from gateway.service import Service
 from gateway.settings import GatewaySettings
 from gateway.vllm_aliases import VllmAliases
 
 
-def create_app(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics) -> web.Application:
-    """Return the application that serves `engine`'s models."""
-    app = web.Application(middlewares=[use_connection, observe, answer_errors], client_max_size=settings.max_body_bytes)
-    service = app[SERVICE] = _service(engine, settings, metrics)
+def create_app(
+    engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics, entrance: Entrance
+) -> web.Application:
+    """Return the application that serves `engine`'s models to those whom `entrance` lets in."""
+    around = (use_connection, observe, answer_errors, authenticate)
+    app = web.Application(middlewares=around, client_max_size=settings.max_body_bytes)
+    service = app[SERVICE] = _service(engine, settings, metrics, entrance)
     if settings.vllm_metrics:
         app[VLLM_ALIASES] = VllmAliases(service.metrics, service.models)
     app.on_response_prepare.append(echo_request_id)
     app.on_response_prepare.append(give_up_connection)
+    app.on_response_prepare.append(tell_quota)
     app.cleanup_ctx.append(_threads)
     app.router.add_post("/v1/chat/completions", create_chat_completion)
     app.router.add_post("/v1/completions", create_completion)
@@ -42,15 +49,16 @@ def create_app(engine: Engine, settings: GatewaySettings, metrics: GatewayMetric
     return app
 
 
-def _service(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics) -> Service:
+def _service(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics, entrance: Entrance) -> Service:
     executor = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
     return Service(
         engine=engine,
         models=ServedModels(engine, executor, settings.render_timeout_s),
-        admission=Admission(settings.max_concurrent_requests),
+        admission=Admission(settings.max_concurrent_requests, entrance.tenants),
         metrics=metrics,
         settings=settings,
         executor=executor,
+        entrance=entrance,
     )
 
 

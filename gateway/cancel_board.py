@@ -12,7 +12,7 @@ from collections.abc import Callable
 from common.broker.backoff import Retry
 from common.broker.protocols import NoticeBoard
 from common.errors import BrokerUnavailable
-from common.messages.ids import EntryId, RequestId
+from common.messages.ids import ANYBODY, EntryId, RequestId, TenantId
 from common.messages.notice import CancelNotice
 
 logger = logging.getLogger(__name__)
@@ -24,22 +24,24 @@ BLOCK_S = 5.0
 
 
 class CancelBoard:
-    """One gateway's part. `cancel_here` ends a request of this gateway and returns whether there was one."""
+    """One gateway's part. `cancel_here` ends a tenant's request of this gateway and returns whether there was one."""
 
-    def __init__(self, board: NoticeBoard, cancel_here: Callable[[RequestId], bool]) -> None:
+    def __init__(self, board: NoticeBoard, cancel_here: Callable[[RequestId, TenantId], bool]) -> None:
         self._board = board
         self._cancel_here = cancel_here
         self._asked: dict[RequestId, set[asyncio.Future[None]]] = {}
 
-    async def cancel(self, request: RequestId) -> bool:
-        """End a request anywhere; return whether it was under way. Raises `BrokerUnavailable` if it is not here and the
-        others cannot be asked."""
-        if self._cancel_here(request):
+    async def cancel(self, request: RequestId, tenant: TenantId = ANYBODY) -> bool:
+        """End a tenant's request anywhere; return whether it was under way.
+
+        Raises `BrokerUnavailable` if it is not here and the others cannot be asked.
+        """
+        if self._cancel_here(request, tenant):
             return True
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.setdefault(request, set()).add(answer)
         try:
-            await self._board.post(CancelNotice(request))
+            await self._board.post(CancelNotice(request, tenant=tenant))
             async with asyncio.timeout(ANSWER_S):
                 await answer
         except TimeoutError:
@@ -76,7 +78,7 @@ class CancelBoard:
             for answer in self._asked.get(notice.request, ()):
                 if not answer.done():
                     answer.set_result(None)
-        elif self._cancel_here(notice.request):
+        elif self._cancel_here(notice.request, notice.tenant):
             logger.info("cancelled for another gateway's client", extra={"request_id": notice.request})
             await self._confirm(notice.request)
 

@@ -65,6 +65,21 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(500, ErrorDetail(INTERNAL_MESSAGE, "server_error", code="internal_error"))
 
 
+def refusal_of(error: BaseException) -> str | None:
+    """Return why a request was not let in, for the metrics; None: it was, or is wrong in itself."""
+    match error:
+        case RateLimited():
+            return error.limit
+        case AuthenticationFailed():
+            return "key"
+        case PermissionDenied():
+            return "permission"
+        case Unavailable():
+            return _unavailable_code(error)
+        case _:
+            return None
+
+
 def _request_problem(error: RequestError) -> Problem:
     match error:
         case InvalidRequest():

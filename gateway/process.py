@@ -25,12 +25,14 @@ from common.settings.gateway import GatewayProcessSettings, own_socket_in
 from common.telemetry.logs import setup_logging
 from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
+from gateway.api_keys import Door
 from gateway.app import create_app
 from gateway.canary import Canary, proof_window_s
 from gateway.canary_targets import list_targets
 from gateway.cancel_board import CancelBoard
 from gateway.dispatch import Dispatcher
 from gateway.engine import Readiness
+from gateway.entrance import open_entrance
 from gateway.feeds import Feeds
 from gateway.listeners import descriptors_of_systemd, inherit
 from gateway.proofs import Proofs
@@ -50,6 +52,7 @@ LOOK_S = 0.02
 
 def start_gateway(settings: GatewayProcessSettings) -> int:
     """Serve until told to stop; returns the exit code."""
+    settings.refuse_exposure(settings.host)
     gateway = GatewayId(f"gateway-{secrets.token_hex(8)}")
     setup_logging(gateway, settings.log_level, fmt=settings.log_format)
     setup_tracing("gateway", settings.otlp_endpoint, gateway)
@@ -118,6 +121,7 @@ def http_settings(settings: GatewayProcessSettings) -> GatewaySettings:
         max_concurrent_requests=settings.max_concurrent_requests,
         deadline_s=settings.deadline_s or None,
         vllm_metrics=settings.vllm_metrics,
+        open_metrics=settings.open_metrics,
     )
 
 
@@ -125,8 +129,12 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
     app_settings = http_settings(settings)
     metrics = GatewayMetrics(CollectorRegistry())
     with StopSignals() as signals:
-        async with open_cluster(gateway, settings, metrics) as cluster, _listen_rpc(cluster, settings) as rpc_port:
-            app = create_app(cluster.engine, app_settings, metrics)
+        async with (
+            open_entrance(settings) as entrance,
+            open_cluster(gateway, settings, metrics) as cluster,
+            _listen_rpc(cluster, settings, entrance.door) as rpc_port,
+        ):
+            app = create_app(cluster.engine, app_settings, metrics, entrance)
             runner = await _listen(app, settings, cluster.engine.readiness, signals)
             logger.info("listening on %s:%d, for gRPC on port %d", settings.host, port_of(runner), rpc_port)
             await signals.stop.wait()
@@ -139,6 +147,8 @@ async def _listen(
     app: web.Application, settings: GatewayProcessSettings, readiness: Callable[[], Readiness], signals: StopSignals
 ) -> web.AppRunner:
     listeners = inherit(settings.listen_fds or descriptors_of_systemd(os.environ))
+    for listener in listeners:
+        settings.refuse_exposure(listener.getsockname()[0])
     runner = await set_up(app)
     if settings.socket_dir is not None:
         await answer_at(runner, own_socket_in(settings.socket_dir, os.getpid()))
@@ -158,10 +168,10 @@ async def _wait_for(holds: Callable[[], bool], limit_s: float) -> None:
                 await asyncio.sleep(LOOK_S)
 
 
-def _listen_rpc(cluster: ClusterEnd, settings: GatewayProcessSettings) -> AbstractAsyncContextManager[int]:
+def _listen_rpc(cluster: ClusterEnd, settings: GatewayProcessSettings, door: Door) -> AbstractAsyncContextManager[int]:
     """Serve gRPC while entered: also while this process drains, so that what still runs can be cancelled."""
     generation = Generation(cluster.cancels.cancel)
-    return serve_rpc(generation, settings.host, settings.rpc_port, reuse_port=settings.reuse_port)
+    return serve_rpc(generation, door, settings.host, settings.rpc_port, reuse_port=settings.reuse_port)
 
 
 async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSignals, drain_delay_s: float = 0.0) -> None:

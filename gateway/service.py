@@ -7,6 +7,7 @@ from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
 from gateway.connections import Connections
 from gateway.engine import Engine
+from gateway.entrance import Entrance
 from gateway.served_models import ServedModels
 from gateway.settings import GatewaySettings
 
@@ -21,6 +22,7 @@ class Service:
     metrics: GatewayMetrics
     settings: GatewaySettings
     executor: ThreadPoolExecutor
+    entrance: Entrance
     connections: Connections = field(default_factory=Connections)
 
     def close(self) -> None:

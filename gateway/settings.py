@@ -36,6 +36,8 @@ class GatewaySettings:
     num_tokenizer_threads: int = 2
     vllm_metrics: bool = False
     """Also export the metrics under vLLM's names."""
+    open_metrics: bool = True
+    """`/metrics` needs no API key."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -7,6 +7,7 @@ the limit let in, and what was charged counts for 60 to 61 s. (A token bucket is
 within the first minute.) All limits are looked at in one step: a refusal charges none of them.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -17,9 +18,13 @@ from common.messages.tenant import TenantLimits
 NUM_STEPS: Final = 60
 """The window slides in so many steps."""
 
-REQUESTS: Final = "requests"
-TOKENS: Final = "tokens"
-CONCURRENCY: Final = "concurrency"
+
+class Limit(enum.StrEnum):
+    """What a tenant may use so much of."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    CONCURRENCY = "concurrency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,9 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`limit` is REQUESTS, TOKENS or CONCURRENCY. `wait_s` is when there is room, None: nobody knows."""
+    """Which limit is reached, and when there is room; None: nobody knows."""
 
-    limit: str
+    limit: Limit
     wait_s: float | None
 
 
@@ -84,3 +89,6 @@ class Limits(Protocol):
 
     async def renew(self, tenant: TenantId, permits: Mapping[RequestId, int]) -> None:
         """Renew the leases of these permits (request -> its choices); those that Redis has lost are held again."""
+
+    async def look(self) -> None:
+        """Find out whether Redis is there: leases that end because it was away must not count as ended."""

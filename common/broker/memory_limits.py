@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from common.broker.limits import (
-    CONCURRENCY,
     NUM_STEPS,
-    REQUESTS,
-    TOKENS,
     Allowance,
     Demand,
+    Limit,
     Quota,
     Refusal,
     Verdict,
@@ -102,7 +100,7 @@ class MemoryLimits:
         """Give the request a permit and charge its demand, or refuse and charge nothing."""
         account = self._swept(tenant)
         if request in account.over:
-            return Verdict(self._quota(account, limits), Refusal(CONCURRENCY, None))
+            return Verdict(self._quota(account, limits), Refusal(Limit.CONCURRENCY, None))
         if request in account.permits:
             return Verdict(self._quota(account, limits))
         refusal = self._refusal(account, limits, demand)
@@ -121,7 +119,7 @@ class MemoryLimits:
         if wait_ms > 0:
             account.requests.refund(permit.step, permit.num_choices)
             self._end(account, request)
-            return Verdict(self._quota(account, limits), Refusal(TOKENS, wait_ms / 1000))
+            return Verdict(self._quota(account, limits), Refusal(Limit.TOKENS, wait_ms / 1000))
         account.tokens.charge(self._step(), num_tokens)
         permit.tokens, permit.charged = num_tokens, self._step()
         return Verdict(self._quota(account, limits))
@@ -151,19 +149,22 @@ class MemoryLimits:
                 permit = account.permits.setdefault(request, _Permit(num_choices, self._step(), ends_s))
                 permit.ends_s = ends_s
 
+    async def look(self) -> None:
+        """It is there."""
+
     def _refusal(self, account: _Account, limits: TenantLimits, demand: Demand) -> Refusal | None:
         now_ms = self._now_ms()
-        waits_ms = {REQUESTS: 0, TOKENS: 0}
+        waits_ms = {Limit.REQUESTS: 0, Limit.TOKENS: 0}
         if limits.requests_per_minute is not None:
-            waits_ms[REQUESTS] = account.requests.wait_ms(now_ms, limits.requests_per_minute, demand.num_choices)
+            waits_ms[Limit.REQUESTS] = account.requests.wait_ms(now_ms, limits.requests_per_minute, demand.num_choices)
         if limits.tokens_per_minute is not None:
-            waits_ms[TOKENS] = account.tokens.wait_ms(now_ms, limits.tokens_per_minute, demand.num_tokens)
+            waits_ms[Limit.TOKENS] = account.tokens.wait_ms(now_ms, limits.tokens_per_minute, demand.num_tokens)
         longest = max(waits_ms, key=lambda limit: waits_ms[limit])
         if waits_ms[longest] > 0:
             return Refusal(longest, waits_ms[longest] / 1000)
         num_held = sum(permit.num_choices for permit in account.permits.values())
         if limits.max_concurrent is not None and num_held + demand.num_choices > limits.max_concurrent:
-            return Refusal(CONCURRENCY, None)
+            return Refusal(Limit.CONCURRENCY, None)
         return None
 
     def _charge(self, account: _Account, limits: TenantLimits, request: RequestId, demand: Demand) -> None:

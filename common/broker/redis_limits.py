@@ -7,7 +7,7 @@ from typing import Any, Final
 from common.broker import scripts
 from common.broker.connection import Argument, RedisConnection
 from common.broker.keys import tenant_keys
-from common.broker.limits import CONCURRENCY, NUM_STEPS, Allowance, Demand, Quota, Refusal, Verdict
+from common.broker.limits import NUM_STEPS, Allowance, Demand, Limit, Quota, Refusal, Verdict
 from common.broker.policy import BrokerPolicy
 from common.messages.ids import RequestId, TenantId
 from common.messages.tenant import TenantLimits
@@ -93,12 +93,12 @@ def _bounds(limits: TenantLimits) -> tuple[Argument, Argument]:
 
 
 def _verdict(limits: TenantLimits, answer: list[Any]) -> Verdict:
-    limit, wait_ms, requests, tokens = answer
+    name, wait_ms, requests, tokens = answer
     quota = Quota(_allowance(limits.requests_per_minute, requests), _allowance(limits.tokens_per_minute, tokens))
-    if not limit:
+    if not name:
         return Verdict(quota)
-    name = limit.decode()
-    return Verdict(quota, Refusal(name, None if name == CONCURRENCY else wait_ms / 1000))
+    limit = Limit(name.decode())
+    return Verdict(quota, Refusal(limit, None if limit is Limit.CONCURRENCY else wait_ms / 1000))
 
 
 def _allowance(limit: int | None, used: list[int]) -> Allowance | None:

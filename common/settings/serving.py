@@ -1,15 +1,20 @@
-"""What gateways are told about requests: how often they may fail, how long they may take, how readiness is proven.
+"""What gateways are told about requests: who may send them, how often they may fail, how long they may take, how
+readiness is proven.
 
 `tandem up` takes the same and hands it on.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from common.errors import InvalidSetting
+from common.settings.exposure import reaches_others
 from common.settings.process import ProcessSettings
-from common.settings.readers import integer, number, port_number
+from common.settings.readers import AUTO, auto, boolean, integer, number, path, port_number, text
 from common.settings.setting import setting
 
 DEFAULT_RPC_PORT = 8001
+IN_REDIS = "redis"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +37,31 @@ class ServingSettings(ProcessSettings):
         number(0.1, 3600),
         unit="seconds",
     )
+    api_keys_file: Path | None = setting(
+        None, "file of the API keys that clients must show (`tandem keys`); auto: none", auto(path)
+    )
+    api_keys: str | None = setting(
+        None, "redis: clients must show API keys that Redis holds; auto: no", auto(text), choices=(AUTO, IN_REDIS)
+    )
+    allow_anonymous: bool = setting(False, "serve without API keys also at addresses that other hosts reach", boolean)
+    open_metrics: bool = setting(True, "whether /metrics needs no API key", boolean)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.api_keys_file is not None and self.api_keys is not None:
+            raise InvalidSetting("api_keys", self.api_keys, f"keys are in the file {self.api_keys_file} already")
+
+    @property
+    def has_api_keys(self) -> bool:
+        """Whether clients must show a key."""
+        return self.api_keys_file is not None or self.api_keys is not None
+
+    def refuse_exposure(self, host: str) -> None:
+        """Raise `InvalidSetting` if other hosts would reach a listener on `host`, and nobody would need a key there."""
+        if not self.has_api_keys and not self.allow_anonymous and reaches_others(host):
+            raise InvalidSetting(
+                "host",
+                host,
+                "other hosts reach it, and nobody would need an API key: give --api-keys-file or --api-keys redis, or "
+                "say --allow-anonymous",
+            )

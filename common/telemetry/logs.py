@@ -14,7 +14,16 @@ from common.errors import InvalidSetting
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The request that the current task works for. Threads pass `extra={"request_id": ...}` instead."""
 
-_STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "request_id"}
+tenant: ContextVar[str] = ContextVar("tenant", default="")
+"""The id of the API key that has sent it, "" without one."""
+
+_STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+    "request_id",
+    "tenant",
+}
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -36,7 +45,7 @@ def setup_logging(process: str, level: str = "info", *, fmt: str = "json") -> No
 
 
 class JsonFormatter(logging.Formatter):
-    """Fields: time, level, logger, message, process, pid; request_id, exception and the call's `extra` if there are."""
+    """Fields: time, level, logger, message, process, pid; if there are any: request_id, tenant, exception, `extra`."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -54,6 +63,8 @@ class JsonFormatter(logging.Formatter):
         }
         if request := _request_of(record):
             line["request_id"] = request
+        if sender := _tenant_of(record):
+            line["tenant"] = sender
         line = _extra_of(record) | line
         if exception := _exception_of(self, record):
             line["exception"] = exception
@@ -70,8 +81,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line and those of its exception."""
         parts = [_time_of(record), record.levelname.lower(), self._process, record.name, record.getMessage()]
-        request = _request_of(record)
-        fields = ({"request_id": request} if request else {}) | _extra_of(record)
+        named = {"request_id": _request_of(record), "tenant": _tenant_of(record)}
+        fields = {name: value for name, value in named.items() if value} | _extra_of(record)
         line = _printable(" ".join([*parts, *(f"{name}={value}" for name, value in fields.items())]))
         exception = _exception_of(self, record)
         return line + "".join(f"\n    {_printable(text)}" for text in exception.splitlines())
@@ -83,6 +94,10 @@ def _time_of(record: logging.LogRecord) -> str:
 
 def _request_of(record: logging.LogRecord) -> str:
     return str(record.__dict__.get("request_id") or request_id.get())
+
+
+def _tenant_of(record: logging.LogRecord) -> str:
+    return str(record.__dict__.get("tenant") or tenant.get())
 
 
 def _extra_of(record: logging.LogRecord) -> dict[str, object]:

@@ -29,6 +29,11 @@ PLACEMENT_KINDS = frozenset({"first", "again"})
 FAILOVER_REASONS = frozenset({"lost", "stalled", "drained", "displaced", "failed", "refused", "unaccepted"})
 """Why a placement was given up: its worker was gone, made no progress or was leaving; it made room for a request that
 runs alone; it said so itself; its tokens did not continue what was shown; nobody took it in."""
+REFUSALS = frozenset(
+    {"requests", "tokens", "concurrency", "overloaded", "draining", "unavailable", "key", "permission"}
+)
+"""Why a request was not let in: a limit of its key, no room, this process leaves, Redis or every worker is away, no
+good key, a key that is not good for this."""
 TRANSPORTS = frozenset({"shm", "tcp", "memory"})
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped; spares a second series per counter
@@ -58,6 +63,11 @@ class GatewayMetrics:
         )
         self.aborted = Counter("tandem_request_aborted", "Requests whose client left", registry=registry)
         self.failures = Counter("tandem_request_failures", "Requests that failed", ["code"], registry=registry)
+        self.refusals = Counter(
+            "tandem_requests_refused", "Requests that were not let in", ["reason"], registry=registry
+        )
+        for reason in REFUSALS:
+            self.refusals.labels(reason=reason)
         self.placements = Counter(
             "tandem_placements", "Placements of requests; again: the one before was lost", ["kind"], registry=registry
         )
@@ -86,6 +96,10 @@ class GatewayMetrics:
         """Count an HTTP answer. `endpoint` is the route's template; anything else counts as `OTHER`."""
         label = str(status) if status in STATUSES else OTHER
         self.requests.labels(endpoint=known(endpoint, ENDPOINTS), status=label).inc()
+
+    def note_refusal(self, reason: str) -> None:
+        """Count a request that was not let in (one of `REFUSALS`)."""
+        self.refusals.labels(reason=known(reason, REFUSALS)).inc()
 
     def note_placement(self, kind: str) -> None:
         """Count a placement (one of `PLACEMENT_KINDS`)."""

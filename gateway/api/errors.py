@@ -7,9 +7,17 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from common.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, RequestError, RouteNotFound, TandemError
+from common.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    RateLimited,
+    RequestError,
+    RouteNotFound,
+    TandemError,
+)
 from gateway.api.keys import ERROR_CODE, EVENT_STREAM, SERVICE
-from gateway.problems import Problem, problem_of
+from gateway.problems import Problem, problem_of, refusal_of
 from gateway.sse import EventStream
 
 logger = logging.getLogger(__name__)
@@ -73,8 +81,11 @@ def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -
 
 def _note(request: web.Request, error: Exception, problem: Problem) -> None:
     """Log the error, once, and count those that are not the client's. Codes of such errors are all our own."""
+    refusal = refusal_of(error)
+    if refusal is not None:
+        request.app[SERVICE].metrics.note_refusal(refusal)
     match error:
-        case RequestError():
+        case RequestError() | RateLimited():
             logger.info("request refused: %s", type(error).__name__)
             return
         case TandemError():

@@ -2,7 +2,9 @@
 
 from aiohttp import web
 
+from common.broker.limits import Quota
 from common.messages.ids import RequestId
+from gateway.callers import Caller
 from gateway.service import Service
 from gateway.spans import RequestSpan
 from gateway.sse import EventStream
@@ -15,6 +17,12 @@ VLLM_ALIASES = web.AppKey("VLLM_ALIASES", VllmAliases)
 REQUEST_ID: web.RequestKey[RequestId] = web.RequestKey("REQUEST_ID", str)  # type: ignore[arg-type]  # a NewType is no class
 ARRIVED_S = web.RequestKey("ARRIVED_S", float)
 """When the request's head was read, on the monotonic clock."""
+
+CALLER = web.RequestKey("CALLER", Caller)
+"""Who has sent the request; anyone at an open route."""
+
+QUOTA = web.RequestKey("QUOTA", Quota)
+"""Present once the limits of the caller were asked."""
 
 EVENT_STREAM = web.RequestKey("EVENT_STREAM", EventStream)
 """Present once the request is answered by events, so that errors become an event too."""

@@ -2,21 +2,24 @@
 
 from aiohttp import web
 
+from common.messages.ids import ModelName
 from common.messages.registry import ModelCard
 from gateway.api.errors import json_response
-from gateway.api.keys import SERVICE
+from gateway.api.keys import CALLER, SERVICE
 from gateway.schemas.models import ModelEntry, ModelList
 
 
 async def list_models(http: web.Request) -> web.Response:
-    """List what the registry knows now."""
+    """List what the registry knows now and the caller may use."""
     cards = await http.app[SERVICE].models.cards()
-    return json_response(ModelList("list", tuple(map(_entry, cards))))
+    return json_response(ModelList("list", tuple(_entry(card) for card in cards if http[CALLER].may_see(card.model))))
 
 
 async def show_model(http: web.Request) -> web.Response:
     """Show one model."""
-    return json_response(_entry(await http.app[SERVICE].models.card(http.match_info["model"])))
+    model = ModelName(http.match_info["model"])
+    http[CALLER].require(model)
+    return json_response(_entry(await http.app[SERVICE].models.card(model)))
 
 
 def _entry(card: ModelCard) -> ModelEntry:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from common.broker.limits import CONCURRENCY, REQUESTS, TOKENS, Demand, Limits, Verdict
+from common.broker.limits import Demand, Limit, Limits, Verdict
 from common.broker.policy import BrokerPolicy
 from common.messages.ids import RequestId, TenantId
 from common.messages.tenant import TenantLimits
@@ -34,18 +34,18 @@ class TestConcurrency:
 
     async def test_a_place_for_each_until_one_is_released(self, harness: Harness) -> None:
         limits = harness.limits()
-        assert [await reserve(limits, self.BOUNDS, request) for request in (A, B, C)] == ["", "", CONCURRENCY]
+        assert [await reserve(limits, self.BOUNDS, request) for request in (A, B, C)] == ["", "", Limit.CONCURRENCY]
         await limits.release(ALICE, A, 0)
         assert await reserve(limits, self.BOUNDS, C) == ""
-        assert await reserve(limits, self.BOUNDS, D) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, D) == Limit.CONCURRENCY
 
     async def test_n_choices_count_as_n(self, harness: Harness) -> None:
         limits = harness.limits()
         assert await reserve(limits, self.BOUNDS, A, Demand(2, 1)) == ""
-        assert await reserve(limits, self.BOUNDS, B) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, B) == Limit.CONCURRENCY
         await limits.release(ALICE, A, 0)
         assert await reserve(limits, self.BOUNDS, B) == ""
-        assert await reserve(limits, self.BOUNDS, C, Demand(2, 1)) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, C, Demand(2, 1)) == Limit.CONCURRENCY
 
     async def test_tenants_do_not_count_together(self, harness: Harness) -> None:
         limits = harness.limits()
@@ -63,25 +63,25 @@ class TestConcurrency:
         for _ in range(3):
             await limits.release(ALICE, A, 0)
         assert await reserve(limits, self.BOUNDS, C) == ""
-        assert await reserve(limits, self.BOUNDS, D) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, D) == Limit.CONCURRENCY
 
     async def test_b104_what_a_killed_gateway_held_is_free_when_its_leases_end(self, harness: Harness) -> None:
         limits = harness.limits(BRIEF_LEASES)
         for request in (A, B):
             await reserve(limits, self.BOUNDS, request)
         await harness.elapse(0.41)
-        assert await reserve(limits, self.BOUNDS, C) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, C) == Limit.CONCURRENCY
         await limits.renew(ALICE, {B: 1})
         await harness.elapse(0.41)
         await limits.renew(ALICE, {B: 1})
         await harness.elapse(0.41)
         assert await reserve(limits, self.BOUNDS, C) == ""
-        assert await reserve(limits, self.BOUNDS, D) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, D) == Limit.CONCURRENCY
 
     async def test_b104_a_reservation_that_arrives_after_its_release_holds_nothing(self, harness: Harness) -> None:
         limits = harness.limits()
         await limits.release(ALICE, A, None)
-        assert await reserve(limits, self.BOUNDS, A) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, A) == Limit.CONCURRENCY
         assert [await reserve(limits, self.BOUNDS, request) for request in (B, C)] == ["", ""]
 
     async def test_b104_a_renewal_that_arrives_after_its_release_holds_nothing(self, harness: Harness) -> None:
@@ -94,7 +94,7 @@ class TestConcurrency:
     async def test_renewed_permits_that_were_lost_are_held_again(self, harness: Harness) -> None:
         limits = harness.limits()
         await limits.renew(ALICE, {A: 2})
-        assert await reserve(limits, self.BOUNDS, B) == CONCURRENCY
+        assert await reserve(limits, self.BOUNDS, B) == Limit.CONCURRENCY
         await limits.release(ALICE, A, 7)
         assert await reserve(limits, self.BOUNDS, B) == ""
 
@@ -105,7 +105,7 @@ class TestRequests:
         assert [await reserve(limits, bounds, A), await reserve(limits, bounds, B, Demand(2, 1))] == ["", ""]
         for request in (A, B):
             await limits.release(ALICE, request, 0)
-        assert await reserve(limits, bounds, C) == REQUESTS
+        assert await reserve(limits, bounds, C) == Limit.REQUESTS
 
     async def test_they_come_back_after_the_minute_and_not_before_it(self, harness: Harness) -> None:
         limits, bounds = harness.limits(SHORT_MINUTE), TenantLimits(requests_per_minute=1)
@@ -120,12 +120,12 @@ class TestRequests:
     async def test_b106_a_refusal_by_another_limit_costs_nothing(self, harness: Harness) -> None:
         limits, bounds = harness.limits(), TenantLimits(requests_per_minute=2, tokens_per_minute=20, max_concurrent=1)
         assert await reserve(limits, bounds, A) == ""
-        assert await reserve(limits, bounds, B) == CONCURRENCY
+        assert await reserve(limits, bounds, B) == Limit.CONCURRENCY
         await limits.release(ALICE, A, 10)
-        assert await reserve(limits, bounds, B, Demand(1, 11)) == TOKENS
+        assert await reserve(limits, bounds, B, Demand(1, 11)) == Limit.TOKENS
         assert await reserve(limits, bounds, C) == ""
         await limits.release(ALICE, C, 10)
-        assert await reserve(limits, bounds, D, Demand(1, 0)) == REQUESTS
+        assert await reserve(limits, bounds, D, Demand(1, 0)) == Limit.REQUESTS
 
     async def test_who_was_not_served_gets_all_back(self, harness: Harness) -> None:
         limits, bounds = harness.limits(), TenantLimits(requests_per_minute=1, tokens_per_minute=10)
@@ -146,16 +146,16 @@ class TestTokens:
     async def test_the_rest_of_the_estimate_comes_back(self, harness: Harness) -> None:
         limits = harness.limits()
         assert await reserve(limits, self.BOUNDS, A, Demand(1, 90)) == ""
-        assert await reserve(limits, self.BOUNDS, B, Demand(1, 11)) == TOKENS
+        assert await reserve(limits, self.BOUNDS, B, Demand(1, 11)) == Limit.TOKENS
         await limits.release(ALICE, A, 20)
-        assert await reserve(limits, self.BOUNDS, B, Demand(1, 81)) == TOKENS
+        assert await reserve(limits, self.BOUNDS, B, Demand(1, 81)) == Limit.TOKENS
         assert await reserve(limits, self.BOUNDS, C, Demand(1, 80)) == ""
 
     async def test_an_answer_longer_than_foreseen_is_charged_too(self, harness: Harness) -> None:
         limits = harness.limits()
         await reserve(limits, self.BOUNDS, A, Demand(1, 10))
         await limits.release(ALICE, A, 95)
-        assert await reserve(limits, self.BOUNDS, B, Demand(1, 6)) == TOKENS
+        assert await reserve(limits, self.BOUNDS, B, Demand(1, 6)) == Limit.TOKENS
         assert await reserve(limits, self.BOUNDS, C, Demand(1, 5)) == ""
 
     @pytest.mark.parametrize("settled", [30, 50, 70])
@@ -167,7 +167,7 @@ class TestTokens:
         assert verdict.quota.tokens is not None
         assert verdict.quota.tokens.remaining == 100 - settled
         await limits.release(ALICE, A, settled - 10)
-        assert await reserve(limits, self.BOUNDS, B, Demand(1, 111 - settled)) == TOKENS
+        assert await reserve(limits, self.BOUNDS, B, Demand(1, 111 - settled)) == Limit.TOKENS
         assert await reserve(limits, self.BOUNDS, B, Demand(1, 110 - settled)) == ""
 
     async def test_a_prompt_that_settles_above_the_limit_is_refused_and_costs_nothing(self, harness: Harness) -> None:
@@ -176,7 +176,7 @@ class TestTokens:
         await reserve(limits, bounds, B, Demand(1, 10))
         verdict = await limits.settle(ALICE, bounds, B, 41)
         assert verdict.refusal is not None
-        assert verdict.refusal.limit == TOKENS
+        assert verdict.refusal.limit == Limit.TOKENS
         await limits.release(ALICE, B, None)
         assert await reserve(limits, bounds, C, Demand(1, 40)) == ""
 

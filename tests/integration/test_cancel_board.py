@@ -7,7 +7,7 @@ import pytest
 
 from common.broker.memory_notices import MemoryNoticeBoard
 from common.errors import BrokerUnavailable
-from common.messages.ids import EntryId, RequestId
+from common.messages.ids import ANYBODY, EntryId, RequestId, TenantId
 from common.messages.notice import CancelNotice
 from gateway import cancel_board as module
 from gateway.cancel_board import CancelBoard
@@ -39,10 +39,11 @@ class Gateway:
 
     def __init__(self, notices: ShakyBoard) -> None:
         self.under_way: set[RequestId] = set()
+        self.tenant = ANYBODY
         self.board = CancelBoard(notices, self.cancel_here)
 
-    def cancel_here(self, request: RequestId) -> bool:
-        is_known = request in self.under_way
+    def cancel_here(self, request: RequestId, tenant: TenantId) -> bool:
+        is_known = request in self.under_way and tenant == self.tenant
         self.under_way.discard(request)
         return is_known
 
@@ -85,6 +86,14 @@ async def test_one_answer_is_for_all_who_asked(gateways: list[Gateway]) -> None:
     gateways[2].under_way.add(R)
     asked = [gateway.board.cancel(R) for gateway in (gateways[0], gateways[0], gateways[1])]
     assert await asyncio.gather(*asked) == [True, True, True]
+
+
+async def test_b139_a_request_of_another_tenant_is_not_known(gateways: list[Gateway]) -> None:
+    gateways[2].under_way.add(R)
+    gateways[2].tenant = TenantId("key-a")
+    assert not await gateways[0].board.cancel(R)
+    assert not await gateways[0].board.cancel(R, TenantId("key-b"))
+    assert await gateways[0].board.cancel(R, TenantId("key-a"))
 
 
 async def test_nobody_knows_it(gateways: list[Gateway]) -> None:

@@ -17,8 +17,10 @@ from common.broker.memory_notices import MemoryNoticeBoard
 from common.messages.chain import EMPTY_CHAIN
 from common.messages.job import Job
 from common.telemetry.metrics import GatewayMetrics
+from gateway.api_keys import OpenDoor
 from gateway.app import create_app
 from gateway.cancel_board import CancelBoard
+from gateway.entrance import OPEN_ENTRANCE
 from gateway.rpc.generation import Generation
 from gateway.rpc.listener import serve_rpc
 from gateway.server import close, port_of, serve
@@ -71,11 +73,11 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
     harness, notices = DispatchHarness(), MemoryNoticeBoard()
     await harness.broker.registry.publish_card(CARD)
     worker = await harness.add_worker("decode-0")
-    app = create_app(harness.dispatcher, GatewaySettings(), GatewayMetrics(CollectorRegistry()))
+    app = create_app(harness.dispatcher, GatewaySettings(), GatewayMetrics(CollectorRegistry()), OPEN_ENTRANCE)
     runner = await serve(app, HOST, 0)
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(_rpc(CancelBoard(notices, harness.dispatcher.cancel)))
-        other = await stack.enter_async_context(_rpc(CancelBoard(notices, lambda request: False)))
+        other = await stack.enter_async_context(_rpc(CancelBoard(notices, lambda request, tenant: False)))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{HOST}:{port_of(runner)}"))
         yield Gateway(harness, worker, http, own, other)
     await close(runner, 0)
@@ -86,7 +88,7 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
 async def _rpc(board: CancelBoard) -> AsyncIterator["GenerationAsyncStub"]:
     watching = asyncio.create_task(board.watch())
     async with (
-        serve_rpc(Generation(board.cancel), HOST, 0, reuse_port=False) as port,
+        serve_rpc(Generation(board.cancel), OpenDoor(), HOST, 0, reuse_port=False) as port,
         grpc.aio.insecure_channel(f"{HOST}:{port}") as channel,
     ):
         yield GenerationStub(channel)

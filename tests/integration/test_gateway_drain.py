@@ -20,6 +20,7 @@ from gateway import connections
 from gateway.api.keys import SERVICE
 from gateway.app import create_app
 from gateway.connections import LINGER_S
+from gateway.entrance import OPEN_ENTRANCE
 from gateway.listeners import descriptors_of_systemd, inherit
 from gateway.server import accept_from, answer_at, close, port_of, set_up
 from gateway.settings import GatewaySettings
@@ -175,7 +176,7 @@ async def test_at_the_limit_streams_end_by_an_error_event_and_nothing_new_is_ser
 async def gateway_on(listener: socket.socket) -> AsyncIterator[tuple[web.AppRunner, ScriptedEngine]]:
     """A gateway that has inherited the listener of its supervisor."""
     engine = ScriptedEngine([tiny_card(TOKENIZER)])
-    app = create_app(engine, GatewaySettings(), GatewayMetrics(CollectorRegistry()))
+    app = create_app(engine, GatewaySettings(), GatewayMetrics(CollectorRegistry()), OPEN_ENTRANCE)
     runner = await set_up(app)
     await accept_from(runner, inherit([os.dup(listener.fileno())]))
     try:
@@ -200,7 +201,7 @@ async def test_a_connection_that_finds_no_gateway_waits_for_the_next_one(listene
 
 async def test_this_very_process_answers_at_its_own_socket(listener: socket.socket, tmp_path: Path) -> None:
     engine = ScriptedEngine([tiny_card(TOKENIZER)])
-    app = create_app(engine, GatewaySettings(), GatewayMetrics(CollectorRegistry()))
+    app = create_app(engine, GatewaySettings(), GatewayMetrics(CollectorRegistry()), OPEN_ENTRANCE)
     own = tmp_path / "gateway.sock"
     runner = await set_up(app)
     await answer_at(runner, own)

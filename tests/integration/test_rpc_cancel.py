@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from common.errors import BrokerUnavailable, InvalidSetting
-from common.messages.ids import RequestId
+from common.messages.ids import RequestId, TenantId
+from gateway.api_keys import OpenDoor
 from gateway.rpc.generation import Generation
 from gateway.rpc.listener import serve_rpc
 from proto.tandem.v1 import generate_pb2 as pb
@@ -29,7 +30,7 @@ class Requests:
         self.under_way = {OWN}
         self.fails = False
 
-    async def cancel(self, request: RequestId) -> bool:
+    async def cancel(self, request: RequestId, tenant: TenantId) -> bool:
         """End one."""
         if self.fails:
             raise BrokerUnavailable("Redis is away")
@@ -41,7 +42,7 @@ class Requests:
 @asynccontextmanager
 async def client(requests: Requests, *, port: int = 0) -> AsyncIterator[tuple["GenerationAsyncStub", int]]:
     async with (
-        serve_rpc(Generation(requests.cancel), HOST, port, reuse_port=False) as bound,
+        serve_rpc(Generation(requests.cancel), OpenDoor(), HOST, port, reuse_port=False) as bound,
         grpc.aio.insecure_channel(f"{HOST}:{bound}") as channel,
     ):
         yield GenerationStub(channel), bound
@@ -85,7 +86,7 @@ async def test_a_port_is_not_shared_by_accident() -> None:
 async def test_gateways_of_one_cluster_share_a_port() -> None:
     generation = Generation(Requests().cancel)
     async with (
-        serve_rpc(generation, HOST, 0, reuse_port=True) as port,
-        serve_rpc(generation, HOST, port, reuse_port=True) as again,
+        serve_rpc(generation, OpenDoor(), HOST, 0, reuse_port=True) as port,
+        serve_rpc(generation, OpenDoor(), HOST, port, reuse_port=True) as again,
     ):
         assert again == port

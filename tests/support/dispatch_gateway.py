@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from common.telemetry.metrics import GatewayMetrics
 from gateway.app import create_app
+from gateway.entrance import OPEN_ENTRANCE
 from gateway.server import close, port_of, serve
 from gateway.settings import GatewaySettings
 from tests.support.broker_records import FINGERPRINT
@@ -44,7 +45,9 @@ async def dispatch_gateway(harness: DispatchHarness, **settings: Any) -> AsyncIt
     card = replace(tiny_card(byte_level_tokenizer(), max_context=1024), model=MODEL, fingerprint=FINGERPRINT)
     await harness.broker.registry.publish_card(card)
     await until(lambda: harness.roster.cards(), "the card", DEADLINE_S)
-    app = create_app(harness.dispatcher, GatewaySettings(**settings), GatewayMetrics(CollectorRegistry()))
+    app = create_app(
+        harness.dispatcher, GatewaySettings(**settings), GatewayMetrics(CollectorRegistry()), OPEN_ENTRANCE
+    )
     runner = await serve(app, "127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:
         try:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from common.telemetry.metrics import GatewayMetrics
 from gateway.app import create_app
+from gateway.entrance import OPEN_ENTRANCE, Entrance
 from gateway.server import close, port_of, serve
 from gateway.settings import GatewaySettings
 from tests.support.scripted_engine import ScriptedEngine
@@ -69,9 +70,11 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running_gateway(engine: ScriptedEngine, **settings: Any) -> AsyncIterator[Gateway]:
+async def running_gateway(
+    engine: ScriptedEngine, entrance: Entrance = OPEN_ENTRANCE, **settings: Any
+) -> AsyncIterator[Gateway]:
     """Run a gateway until the block is left."""
-    app = create_app(engine, GatewaySettings(**settings), GatewayMetrics(CollectorRegistry()))
+    app = create_app(engine, GatewaySettings(**settings), GatewayMetrics(CollectorRegistry()), entrance)
     runner = await serve(app, "127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:
         try:
