@@ -1,6 +1,6 @@
 """All planted bugs."""
 
-from tests.planted import broker, cache, duress, gateway, handover, identities, scheduling, transfer
+from tests.planted import broker, cache, duress, gateway, handover, identities, sampling, scheduling, transfer
 
 PLANTS = (
     *handover.PLANTS,
@@ -8,6 +8,7 @@ PLANTS = (
     *cache.PLANTS,
     *transfer.PLANTS,
     *scheduling.PLANTS,
+    *sampling.PLANTS,
     *gateway.PLANTS,
     *duress.PLANTS,
     *broker.PLANTS,

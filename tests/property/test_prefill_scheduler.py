@@ -6,7 +6,7 @@ attends to another's pages; a failed prompt that stays cached; younger ones that
 its budget; an unfair share; blocks lost on any exit.
 
 Kills the planted bugs cancelled-in-flight, evicted-but-known, freed-when-finished, head-overtaken-prefill,
-hit-unpinned, published-too-far and published-when-reserved.
+hit-unpinned, published-too-far, published-when-reserved and scored-from-the-cache.
 """
 
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.progress import Progress
 from common.scheduling.sequence import Sequence, SequenceKey
 from prefill_worker.scheduler import PrefillScheduler
+from tests.support.likelihoods import likelihood
 from tests.support.paged_content import PagedContent
 from tests.support.scripted_runner import ScriptedRunner, next_token
 
@@ -64,12 +65,17 @@ class PrefillMachine(RuleBasedStateMachine):
         """Released, but a peer still knows their references."""
         self.num_added = 0
 
-    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), salt=st.sampled_from(["", "", "a"]))
-    def add(self, prompts: list[list[int]], salt: str) -> None:
+    @rule(
+        prompts=st.lists(PROMPTS, min_size=1, max_size=4),
+        salt=st.sampled_from(["", "", "a"]),
+        num_top=st.sampled_from([None, None, 1]),
+    )
+    def add(self, prompts: list[list[int]], salt: str, num_top: int | None) -> None:
+        sampling = SamplingParams(1, 5, num_logprobs=num_top, num_prompt_logprobs=num_top)
         for token_ids in prompts:
             self.num_added += 1
             key = SequenceKey(RequestId(str(self.num_added)), PlacementNumber(1))
-            sequence = Sequence(key, list(token_ids), len(token_ids), SamplingParams(1, 5), self.num_added, salt)
+            sequence = Sequence(key, list(token_ids), len(token_ids), sampling, self.num_added, salt)
             try:
                 self.scheduler.add(sequence)
             except DoesNotFit:
@@ -214,6 +220,17 @@ class PrefillMachine(RuleBasedStateMachine):
             assert progress.token == next_token(sequence.token_ids)
             assert progress.num_ready_blocks * BLOCK_SIZE >= sequence.num_tokens
             prompt.token = progress.token
+        self._check_logprobs(progress, sequence)
+
+    def _check_logprobs(self, progress: Progress, sequence: Sequence) -> None:
+        is_asked = sequence.sampling.num_logprobs is not None
+        if progress.token is None or not is_asked:
+            assert (progress.logprobs, progress.prompt_logprobs) == (None, ())
+        else:
+            assert progress.logprobs == likelihood(progress.token)
+            assert progress.prompt_logprobs == tuple(map(likelihood, sequence.token_ids[1:]))
+        if is_asked:
+            assert progress.num_cached == 0
 
     def _release(self, key: SequenceKey) -> None:
         self.outdated.append(self.prompts.pop(key))

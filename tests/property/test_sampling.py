@@ -1,7 +1,8 @@
 """Whatever logits, demands and neighbours a row has, its token is one that the plain reference could have drawn, and it
 has none exactly when nothing is left.
 
-Kills the planted bugs bias-after-penalties, mask-ignored and stop-ids-of-a-neighbour.
+Kills the planted bugs bad-logits-behind-a-mask, bias-ignored, bias-outside-the-vocabulary, mask-ignored and
+stop-id-outside-the-vocabulary.
 """
 
 import math
