@@ -3,7 +3,8 @@
 TandemError
 ├── RequestError                the client's fault; carries `param` and `code`
 │   ├── InvalidRequest          400
-│   │   └── ContextLengthExceeded
+│   │   ├── ContextLengthExceeded
+│   │   └── InvalidGrammar
 │   ├── AuthenticationFailed    401
 │   ├── PermissionDenied        403
 │   ├── ModelNotFound           404
@@ -72,6 +73,13 @@ class ContextLengthExceeded(InvalidRequest):
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.max_context = max_context
+
+
+class InvalidGrammar(InvalidRequest):
+    """The answer's grammar cannot be compiled, or not within the limits. The message says why, of "it"."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="invalid_grammar")
 
 
 class AuthenticationFailed(RequestError):

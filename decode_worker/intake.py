@@ -48,10 +48,14 @@ class Intake:
         drop_reception: Callable[[PlacementKey], None],
         may_go_remote: Callable[[], bool],
         limits: Limits,
+        when_grammar_is_ready: Callable[[str, Callable[[str | None], None]], None],
         on_opened: Callable[[Live], None],
         clock: Callable[[], float],
     ) -> None:
-        """`clock` (seconds) measures our patience with gateways; `on_opened` hears of every placement taken in."""
+        """`clock` (seconds) measures our patience with gateways; `on_opened` hears of every placement taken in.
+
+        `when_grammar_is_ready` calls back when a grammar is compiled, or with the reason why it cannot be.
+        """
         self._jobs = jobs
         self._ledger = ledger
         self._emitter = emitter
@@ -59,6 +63,7 @@ class Intake:
         self._drop_reception = drop_reception
         self._may_go_remote = may_go_remote
         self._limits = limits
+        self._when_grammar_is_ready = when_grammar_is_ready
         self._on_opened = on_opened
         self._clock = clock
         self._arrivals = itertools.count()
@@ -223,13 +228,29 @@ class Intake:
         if reason is not None:
             self._refuse(live, reason)
             return
-        live.prompt = prompt
-        live.prefilling_ns = time.time_ns()  # unless it is reserved for a remote prefill
         self._emitter.accepted(live, needs_prompt=False)
-        self._admit(live, unpack_ids(prompt))
+        grammar = live.job.sampling.grammar
+        if grammar is None:
+            self._admit(live, prompt)
+        else:
+            self._when_grammar_is_ready(grammar, partial(self._go_on, live, prompt))
 
-    def _admit(self, live: Live, prompt: list[int]) -> None:
+    def _go_on(self, live: Live, prompt: bytes, objection: str | None) -> None:
+        """Admit what has waited for its grammar, unless it is over by now."""
+        if self._ledger.get(live.key) is not live:
+            return
+        if objection is not None:
+            self._refuse(live, f"the grammar cannot be followed: {objection}")
+        elif self._ledger.has_suspect_beside(live):
+            self.displace(live)
+        else:
+            self._admit(live, prompt)
+
+    def _admit(self, live: Live, packed: bytes) -> None:
         """Hand the choices that are open to the engine."""
+        live.prompt = packed
+        live.prefilling_ns = time.time_ns()  # unless it is reserved for a remote prefill
+        prompt = unpack_ids(packed)
         arrival = next(self._arrivals)
         leader, *followers = (
             self._sequence(live, choice, prompt, arrival, has_lead=place == 0)

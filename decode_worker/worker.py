@@ -81,6 +81,7 @@ class DecodeWorker:
             self._receiver.drop,
             self._may_go_remote,
             limits,
+            edge.grammars.when_ready,
             self._witness.placed,
             edge.clock.now,
         )

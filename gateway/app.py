@@ -20,6 +20,7 @@ from gateway.api.observing import echo_request_id, observe
 from gateway.api.rate_headers import tell_quota
 from gateway.engine import Engine
 from gateway.entrance import Entrance
+from gateway.guidance.grammars import Grammars
 from gateway.served_models import ServedModels
 from gateway.service import Service
 from gateway.settings import GatewaySettings
@@ -51,9 +52,10 @@ def create_app(
 
 def _service(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics, entrance: Entrance) -> Service:
     executor = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
+    grammars = Grammars(settings.num_grammar_compilers, settings.grammar_timeout_s)
     return Service(
         engine=engine,
-        models=ServedModels(engine, executor, settings.render_timeout_s),
+        models=ServedModels(engine, executor, settings.render_timeout_s, grammars),
         admission=Admission(settings.max_concurrent_requests, entrance.tenants),
         metrics=metrics,
         settings=settings,
@@ -64,4 +66,5 @@ def _service(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics,
 
 async def _threads(app: web.Application) -> AsyncIterator[None]:
     yield
+    await app[SERVICE].models.grammars.close()
     app[SERVICE].close()

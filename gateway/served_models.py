@@ -16,6 +16,7 @@ from common.errors import GenerationFailed, ModelNotFound, ModelUnusable, Unavai
 from common.messages.registry import ModelCard
 from gateway.chat_template import ChatTemplate
 from gateway.engine import Engine
+from gateway.guidance.grammars import Grammars
 from gateway.tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class ServedModel:
 class ServedModels:
     """Finds and loads models by name."""
 
-    def __init__(self, engine: Engine, executor: Executor, render_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, executor: Executor, render_timeout_s: float, grammars: Grammars) -> None:
+        self.grammars = grammars
         self._engine = engine
         self._executor = executor
         self._render_timeout_s = render_timeout_s

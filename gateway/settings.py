@@ -34,6 +34,10 @@ class GatewaySettings:
     render_timeout_s: float = 2.0
     """A chat template that takes longer is given up."""
     num_tokenizer_threads: int = 2
+    grammar_timeout_s: float = 3.0
+    """A grammar that takes longer to compile is refused; usual ones take 2 ms, the largest ones 0.5 s."""
+    num_grammar_compilers: int = 2
+    """Processes that compile grammars, of up to 100 MB each; they are started when they are needed."""
     vllm_metrics: bool = False
     """Also export the metrics under vLLM's names."""
     open_metrics: bool = True
@@ -42,7 +46,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidSetting("port", self.port, "must be 0..65535")
-        for name in ("max_body_bytes", "max_concurrent_requests", "num_tokenizer_threads"):
+        for name in ("max_body_bytes", "max_concurrent_requests", "num_tokenizer_threads", "num_grammar_compilers"):
             if getattr(self, name) < 1:
                 raise InvalidSetting(name, getattr(self, name), "must be at least 1")
         for name in [field.name for field in dataclasses.fields(self) if field.name.endswith("_s")]:

@@ -14,13 +14,14 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from common.broker.backoff import Retry
 from common.broker.protocols import Delivery, TaskQueue
-from common.errors import BrokerUnavailable, MalformedRecord, PeerError
+from common.errors import BrokerUnavailable, InvalidGrammar, MalformedRecord, PeerError
 from common.messages.codec import unpack_ids
 from common.messages.ids import EntryId, Epoch, Fingerprint, WorkerId
+from common.messages.job import PrefillTask
 from common.messages.registry import WorkerRecord
 from common.rpc.channels import Channels
 from common.rpc.failures import reply_from
@@ -64,6 +65,7 @@ class Intake:
         submit: Callable[[Command], None],
         follow: Callable[[Holding], None],
         has_room: Callable[[], bool],
+        prepare_grammar: Callable[[str], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:
         self._worker = worker
@@ -76,6 +78,7 @@ class Intake:
         self._submit = submit
         self._follow = follow
         self._has_room = has_room
+        self._prepare_grammar = prepare_grammar
         self._clock = clock
         self._room = asyncio.Event()
         self._arrivals = itertools.count()
@@ -138,6 +141,7 @@ class Intake:
         """Bind one claimed task and start its prefill; an orphan is deleted. The author of a copy of what we hold is
         told of it, to delete it; a task that was claimed before is not ours to bind again."""
         task = delivery.task
+        await self._prepare(task)
         key = BindingKey(task.request, task.placement, task.try_number)
         holding = self._holdings.get(key)
         if holding is not None and holding.entry == delivery.entry:
@@ -157,6 +161,15 @@ class Intake:
             reply = await self._bind(delivery, author)
             if reply is not None and reply.verdict == pb.VERDICT_GO:
                 self._start(delivery, author, reply)
+
+    async def _prepare(self, task: PrefillTask) -> None:
+        """Compile the grammar of a task before its lease begins."""
+        if task.sampling.grammar is None:
+            return
+        try:
+            await self._prepare_grammar(task.sampling.grammar)
+        except InvalidGrammar:  # the engine finds no token for it, which its author is told
+            logger.warning("a task has a grammar that cannot be followed", extra={"request_id": task.request})
 
     async def _wait_for_room(self) -> None:
         while self._is_asking() or not self._has_room():

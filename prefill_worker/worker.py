@@ -54,6 +54,7 @@ class PrefillWorker:
             edge.submit,
             self._announcer.follow,
             self._has_room,
+            edge.grammars.prepare,
             edge.clock.now,
         )
 

@@ -26,6 +26,7 @@ from common.rpc.server import bind, make_server
 from common.runtime.engine import Core, EngineLoad, EngineThread, StepReport
 from common.runtime.feeds import FeedHub
 from common.runtime.foundation import Foundation
+from common.runtime.guidance import GrammarMasks, Grammars
 from common.runtime.heart import Heart
 from common.runtime.peers import Peers
 from common.runtime.runner import ModelRunner, allocate_pages
@@ -90,6 +91,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         self.feeds = FeedHub(on_gateway_lost, clock=self.clock.now)
         self.tallies: Callable[[], Tallies] = Tallies
         """Asks the role's own part of the worker for its counts; heartbeat and metrics carry them."""
+        self.grammars = Grammars(foundation.card)
         self._standing = Standing(EngineLoad(foundation.num_blocks, foundation.num_blocks, 0))
         self.engine: EngineThread[CommandT, EventT] | None = None
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -165,7 +167,9 @@ class WorkerEdge(Generic[CommandT, EventT]):
         """
         model = await asyncio.to_thread(self._load_weights, asyncio.get_running_loop())
         pages, staging = self._allocate()
-        runner = ModelRunner(model, pages, self.foundation.layout.block_size)
+        await asyncio.to_thread(self.grammars.load)
+        masks = GrammarMasks(self.grammars)
+        runner = ModelRunner(model, pages, self.foundation.layout.block_size, masks)
         self.engine = engine = EngineThread(make_core(staging), runner)
 
         def take_verdict(verdict: Verdict) -> None:
@@ -226,6 +230,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
             task.remove_done_callback(self._note_end)
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.grammars.close()
         if self._heart is not None:
             await self._heart.leave()
         await self.server.stop(grace=0.5)

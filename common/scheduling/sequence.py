@@ -45,7 +45,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """`token_ids` is prompt, then generated tokens (those shown by earlier placements included).
 

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from common.cache.layout import KVLayout
+from common.errors import GrammarViolated
 from common.messages.chain import EMPTY_CHAIN, chain_of, extend_chain
 from common.messages.ids import BlockId
 from common.messages.logprobs import TokenLogprobs
+from common.runtime.runner import TokenMasks
 from common.scheduling.plan import Chunk, StepPlan, StepResult
+from common.scheduling.sequence import Sequence as SequenceState
 from common.scheduling.sequence import SequenceKey
 from common.transfer.pool_memory import PoolMemory
 from tests.support.likelihoods import likelihood, prompt_likelihoods
@@ -50,8 +53,9 @@ def page_of(memory: PoolMemory, page: int, prompt: Sequence[int], block_index: i
 class TaggedRunner:
     """Implements `common.runtime.engine.Runner` over the memory of one pool. Steps begin when `valve` lets them."""
 
-    def __init__(self, valve: Valve, pages: memoryview, block_size: int) -> None:
+    def __init__(self, valve: Valve, pages: memoryview, block_size: int, masks: TokenMasks | None = None) -> None:
         assert block_size == BLOCK_SIZE
+        self._masks = masks
         self._valve = valve
         self._pages = pages
 
@@ -61,18 +65,32 @@ class TaggedRunner:
         for copy in plan.copies:
             self._pages[_span(copy.target)] = self._pages[_span(copy.source)]
         tokens: dict[SequenceKey, int] = {}
+        violated: set[SequenceKey] = set()
         prompts: dict[SequenceKey, tuple[TokenLogprobs, ...]] = {}
         for chunk in plan.chunks:
             self._write(chunk)
             key = chunk.sequence.key
             if chunk.samples:
                 tags = self._read(chunk.sequence.block_ids, chunk.start + chunk.length)
-                tokens[key] = _sample(tags, key.choice)
+                try:
+                    tokens[key] = self._within_grammar(chunk.sequence, _sample(tags, key.choice))
+                except GrammarViolated:
+                    violated.add(key)
             if chunk.sequence.wants_prompt_logprobs:
                 prompts[key] = prompt_likelihoods(chunk)
         asking = {chunk.sequence.key for chunk in plan.chunks if chunk.sequence.sampling.num_logprobs is not None}
         logprobs = {key: likelihood(token) for key, token in tokens.items() if key in asking}
-        return StepResult(tokens, logprobs=logprobs, prompt_logprobs=prompts)
+        return StepResult(tokens, violated=frozenset(violated), logprobs=logprobs, prompt_logprobs=prompts)
+
+    def _within_grammar(self, sequence: SequenceState, token: int) -> int:
+        """Return the token, or one that the grammar of the sequence allows in place of it."""
+        allowed = None if self._masks is None else self._masks.allowed(sequence)
+        if allowed is None:
+            return token
+        ids = [32 * place + bit for place, word in enumerate(allowed.tolist()) for bit in range(32) if word >> bit & 1]
+        if not ids:
+            raise GrammarViolated("no token is allowed")
+        return ids[token % len(ids)]
 
     def _write(self, chunk: Chunk) -> None:
         blocks = chunk.sequence.block_ids

@@ -20,7 +20,7 @@ import prefill_worker.worker
 from common.broker.memory_broker import MemoryBroker
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import Epoch
-from common.messages.registry import Role, WorkerHealth, WorkerRecord
+from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerRecord
 from common.model.checkpoint import Checkpoint
 from common.runtime import edge as edge_module
 from common.runtime import heart, peers
@@ -153,7 +153,8 @@ class Fabric:
         num_blocks = options.pop("num_blocks", 64)
         epoch = options.pop("epoch", None) or Epoch(secrets.randbits(62))
         valve, signals = Valve(), StopSignals()
-        worker = kind(_settings(name, options), _foundation(num_blocks, epoch, valve))
+        card = options.pop("card", None) or make_card()
+        worker = kind(_settings(name, options), _foundation(num_blocks, epoch, valve, card))
         node = Node(worker, asyncio.create_task(worker.run(signals), name=name), signals, valve)
         self.nodes.append(node)
         await until(lambda: node.edge.health is WorkerHealth.READY or node.task.done(), f"{name} is ready")
@@ -205,7 +206,7 @@ def _settings(name: str, options: dict[str, Any]) -> WorkerSettings:
     return WorkerSettings(**settings | options)
 
 
-def _foundation(num_blocks: int, epoch: Epoch, valve: Valve) -> Foundation:
+def _foundation(num_blocks: int, epoch: Epoch, valve: Valve, card: ModelCard) -> Foundation:
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCABULARY), valve=valve)
     return Foundation(
         epoch,
@@ -217,7 +218,7 @@ def _foundation(num_blocks: int, epoch: Epoch, valve: Valve) -> Foundation:
         num_blocks,
         MAX_CONTEXT,
         FINGERPRINT,
-        make_card(),
+        card,
         PoolMemory.create(LAYOUT, num_blocks, epoch),
     )
 
