@@ -11,7 +11,7 @@ DecodedT = TypeVar("DecodedT")
 
 _any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
-_AT_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_AT_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD_IN_PROBLEM = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
 _LAST_INDICES = re.compile(r"(?:\[[\d.]*\])+$")
 

@@ -1,4 +1,4 @@
-"""From a validated prompt to token ids: chat template, tokenizer, vocabulary check."""
+"""From validated prompts to token ids: chat template, tokenizer, vocabulary check."""
 
 from collections.abc import Sequence
 
@@ -7,22 +7,44 @@ from gateway.served_models import ServedModel, ServedModels
 from gateway.validation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 INLINE_CHARS = 2048
-"""A text up to this long is tokenised on the event loop: it takes under 1 ms, about what a thread's turn costs."""
+"""Texts that are together up to this long are tokenised on the event loop: it takes under 1 ms, about what a thread's
+turn costs."""
 
 
-async def encode_prompt(prompt: Prompt, model: ServedModel, models: ServedModels) -> Sequence[int]:
-    """Return the prompt's ids, at least one; raises `InvalidRequest` naming `messages` or `prompt`."""
+async def encode_prompts(
+    prompts: Sequence[Prompt], model: ServedModel, models: ServedModels
+) -> tuple[Sequence[int], ...]:
+    """Return the ids of each prompt, at least one; raises `InvalidRequest` naming `messages` or `prompt`."""
+    if sum(map(_cost, prompts)) <= INLINE_CHARS:
+        return _encode_all(prompts, model)
+    return await models.run(lambda: _encode_all(prompts, model))
+
+
+def _cost(prompt: Prompt) -> int:
     match prompt:
         case ChatPrompt():
-            ids = await models.run(lambda: _encode_chat(prompt, model))
-        case TextPrompt(text) if len(text) <= INLINE_CHARS:
-            ids = model.tokenizer.encode_text(text)
+            return INLINE_CHARS + 1  # a template may take long over a short conversation
         case TextPrompt(text):
-            ids = await models.run(lambda: model.tokenizer.encode_text(text))
+            return len(text)
+        case TokenPrompt():
+            return 0
+
+
+def _encode_all(prompts: Sequence[Prompt], model: ServedModel) -> tuple[Sequence[int], ...]:
+    return tuple(_encode(prompt, model, index, len(prompts)) for index, prompt in enumerate(prompts))
+
+
+def _encode(prompt: Prompt, model: ServedModel, index: int, num_prompts: int) -> Sequence[int]:
+    name = prompt.param if num_prompts == 1 else f"{prompt.param}[{index}]"
+    match prompt:
+        case ChatPrompt():
+            ids: Sequence[int] = _encode_chat(prompt, model)
+        case TextPrompt(text):
+            ids = model.tokenizer.encode_text(text)
         case TokenPrompt(ids):
-            _check_vocabulary(ids, model.card.vocab_size)
+            _check_vocabulary(ids, model.card.vocab_size, name)
     if not ids:
-        raise InvalidRequest(f"`{prompt.param}` is empty: it has no tokens.", param=prompt.param)
+        raise InvalidRequest(f"`{name}` is empty: it has no tokens.", param=prompt.param)
     return ids
 
 
@@ -33,12 +55,12 @@ def _encode_chat(prompt: ChatPrompt, model: ServedModel) -> list[int]:
             param="model",
             code="no_chat_template",
         )
-    return model.tokenizer.encode_chat(model.template.render(prompt.messages, prompt.template_kwargs))
+    return model.tokenizer.encode_chat(model.template.render(prompt.messages, prompt.template_kwargs, prompt.tools))
 
 
-def _check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
+def _check_vocabulary(ids: Sequence[int], vocab_size: int, name: str) -> None:
     """Every id with a row in the embedding table is taken, also rows that the tokenizer has no text for."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         raise InvalidRequest(
-            f"`prompt` holds token ids outside 0..{vocab_size - 1}, the model's vocabulary.", param="prompt"
+            f"`{name}` holds token ids outside 0..{vocab_size - 1}, the model's vocabulary.", param="prompt"
         )

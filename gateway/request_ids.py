@@ -16,6 +16,16 @@ def new_request_id() -> RequestId:
     return RequestId(secrets.token_hex(16))
 
 
+def part_of(request: RequestId, index: int) -> RequestId:
+    """Return the name of the engine's request for prompt number `index`; the first has the request's own."""
+    return RequestId(f"{request}-{index}") if index else request
+
+
+def whole_of(part: RequestId) -> RequestId:
+    """Return the request that a part belongs to."""
+    return RequestId(part.partition("-")[0])
+
+
 def request_of(public: str) -> RequestId | None:
     """Return the request that a client names by the id of its response, with or without the prefix; None: nonsense."""
     match = _PUBLIC.fullmatch(public)

@@ -1,19 +1,24 @@
 """The times and counts of one generation request, as its client experiences them.
 
 TTFT runs from the request's arrival to the first generated token, shown or held back; a request that ends before its
-first token has none. The n-th token after the first adds one inter-token latency; tokens that arrive together share it.
+first token has none. The n-th token of a choice after its first adds one inter-token latency; tokens that arrive
+together share it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
 from common.errors import RequestError
 from common.telemetry.metrics import GatewayMetrics
-from gateway.text_stream import TextEnd
+from common.telemetry.traces import Stage
+from gateway.engine import FinishReason, StageTimes
+from gateway.schemas.usage import Timing
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +30,10 @@ class RequestRecord:
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._clock = clock
-        self._last_token_s: float | None = None
-        self._end: TextEnd | None = None
+        self._last_token_s: dict[int, float] = {}
+        self._stages_s: dict[Stage, float] = {}
+        self._ttft_s: float | None = None
+        self._reason: FinishReason | None = None
         self.model = ""
         self.num_prompt_tokens = 0
         self.num_tokens = 0
@@ -58,25 +65,51 @@ class RequestRecord:
             },
         )
 
-    def tokens_arrived(self, num_tokens: int) -> None:
-        """Note that so many tokens came just now."""
+    def tokens_arrived(self, num_tokens: int, choice: int) -> None:
+        """Note that so many tokens of a choice came just now."""
         now = self._clock()
-        if self._last_token_s is None:
-            self._metrics.ttft.observe(now - self._arrived_s)
+        last_token_s = self._last_token_s.get(choice)
+        if last_token_s is None:
+            self._first_token_arrived(now)
             num_latencies, latency_s = num_tokens - 1, 0.0
         else:
-            num_latencies, latency_s = num_tokens, (now - self._last_token_s) / num_tokens
+            num_latencies, latency_s = num_tokens, (now - last_token_s) / num_tokens
         for _ in range(num_latencies):
             self._metrics.itl.observe(latency_s)
-        self._last_token_s = now
+        self._last_token_s[choice] = now
         self.num_tokens += num_tokens
 
-    def ended(self, end: TextEnd) -> None:
+    @contextmanager
+    def timed(self, stage: Stage) -> Iterator[None]:
+        """Note how long the block takes."""
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._stages_s[stage] = self._clock() - began_s
+
+    def ended(self, reason: FinishReason) -> None:
         """Note that the answer is complete."""
-        self._end = end
+        self._reason = reason
+
+    def timing(self, times: StageTimes | None) -> Timing:
+        """Return where the time went until now; `times` is what workers told of it."""
+        return Timing(
+            admission_s=self._stages_s.get(Stage.ADMIT, 0.0),
+            tokenize_s=self._stages_s.get(Stage.TOKENIZE, 0.0),
+            total_s=self._clock() - self._arrived_s,
+            ttft_s=self._ttft_s,
+            **({} if times is None else asdict(times)),
+        )
+
+    def _first_token_arrived(self, now: float) -> None:
+        """The first token of a choice; the request's own is that of its first choice."""
+        if self._ttft_s is None:
+            self._ttft_s = now - self._arrived_s
+            self._metrics.ttft.observe(self._ttft_s)
 
     def _outcome(self, kind: type[BaseException] | None) -> str:
-        if kind is None and self._end is not None:
-            return self._end.finish_reason
+        if kind is None and self._reason is not None:
+            return self._reason
         is_abort = kind is not None and issubclass(kind, asyncio.CancelledError | ConnectionError)
         return "abort" if is_abort else "error"

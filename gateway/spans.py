@@ -1,6 +1,6 @@
 """The spans of one request in this process: the SERVER span, and its stages until a worker has accepted it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aiohttp import web
@@ -10,8 +10,8 @@ from opentelemetry.trace import Span, SpanKind, set_span_in_context
 from common.messages.ids import PlacementNumber, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
 from common.telemetry.traces import Attribute, Stage, end_span, extract, inject, inject_state, start_span
-from gateway.engine import GenerateRequest
-from gateway.text_stream import TextEnd
+from gateway.engine import FinishReason, GenerateRequest
+from gateway.schemas.usage import Usage
 
 PROVIDER = "tandem"
 
@@ -78,15 +78,15 @@ class RequestSpan:
             }
         )
 
-    def answered(self, response_id: str, model: str, end: TextEnd) -> None:
-        """Note how the answer ended."""
+    def answered(self, response_id: str, model: str, reasons: Sequence[FinishReason], usage: Usage) -> None:
+        """Note how the choices ended, in their order, and what was counted."""
         self._span.set_attributes(
             {
                 Attribute.RESPONSE_ID: response_id,
                 Attribute.RESPONSE_MODEL: model,
-                Attribute.FINISH_REASONS: [end.finish_reason],
-                Attribute.OUTPUT_TOKENS: end.num_tokens,
-                Attribute.CACHED_TOKENS: end.num_cached_tokens,
+                Attribute.FINISH_REASONS: list(reasons),
+                Attribute.OUTPUT_TOKENS: usage.completion_tokens,
+                Attribute.CACHED_TOKENS: usage.prompt_tokens_details.cached_tokens,
             }
         )
 

@@ -3,14 +3,13 @@
 The response starts with the first write, so an error before it can still be an ordinary HTTP answer.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
 
 from gateway.patience import Patience
 
-DONE: Final = b"[DONE]"
+DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
 
 HEADERS: Final = {
@@ -18,6 +17,11 @@ HEADERS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would collect the events
 }
+
+
+def event_of(payload: bytes) -> bytes:
+    """Return the event that carries one line of JSON."""
+    return b"data: %b\n\n" % payload
 
 
 class EventStream:
@@ -34,10 +38,10 @@ class EventStream:
         """The started response, None before the first write."""
         return self._response
 
-    async def send(self, payloads: Sequence[bytes]) -> None:
-        """Write one event per payload (one line of JSON each), all in one write."""
-        self._is_done = self._is_done or DONE in payloads  # once it is written, even if the client takes it late
-        await self._write(b"".join([b"data: %b\n\n" % payload for payload in payloads]))
+    async def send(self, events: bytes, *, is_last: bool = False) -> None:
+        """Write events, all in one write. Nothing follows the last ones."""
+        self._is_done = self._is_done or is_last  # once it is written, even if the client takes it late
+        await self._write(events)
 
     async def ping(self) -> None:
         """Write a comment, so that nothing between us and the client takes the silence for an end."""
@@ -46,11 +50,11 @@ class EventStream:
     async def fail(self, payload: bytes) -> web.StreamResponse:
         """Write the event that ends a broken stream, without `[DONE]`; the connection is closed behind it.
 
-        Nothing is written behind a `[DONE]`: what failed then is the delivery.
+        Nothing is written behind the last event: what failed then is the delivery.
         """
         try:
             if not self._is_done:
-                await self.send([payload])
+                await self.send(event_of(payload))
         finally:
             self.close()
         assert self._response is not None  # sending has started it

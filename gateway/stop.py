@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Passes text on up to the first stop string; holds back only what may still become one."""
+    """Passes text on up to the first stop string, or with it if `shows_stop`; holds back only what may still become
+    one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shows_stop: bool = False) -> None:
         self._stops = tuple(stops)
+        self._shows_stop = shows_stop
         self._held = ""
         self.has_matched = False
         """Whether a stop string is complete; everything behind it is dropped."""
@@ -23,10 +25,13 @@ class StopMatcher:
         if not self._stops:
             return text
         text = self._held + text
-        start = self._match(text)
-        self.has_matched = start is not None
-        shown = text[:start] if start is not None else text[: len(text) - self._num_held(text)]
-        self._held = "" if self.has_matched else text[len(shown) :]
+        found = self._match(text)
+        self.has_matched = found is not None
+        if found is not None:
+            self._held = ""
+            return text[: found[0] if self._shows_stop else found[1]]
+        shown = text[: len(text) - self._num_held(text)]
+        self._held = text[len(shown) :]
         return shown
 
     def finish(self) -> str:
@@ -34,10 +39,9 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _match(self, text: str) -> int | None:
-        """Return where the winning stop string starts."""
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _match(self, text: str) -> tuple[int, int] | None:
+        """Return where the winning stop string ends and starts."""
+        return min(((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
 
     def _num_held(self, text: str) -> int:
         """Return the length of the longest end of `text` that begins a stop string."""

@@ -1,61 +1,78 @@
-"""An answer's text out of its tokens: detokenised, cut at the first stop, with the counts for its usage.
+"""The text of one choice out of its tokens: detokenised, cut at the first stop, with the counts for its usage.
 
-The token that ends an answer is counted but never shown; tokens behind a stop string are neither.
+The token that ends an answer is counted but not shown, unless the client wants to see it; tokens behind a stop string
+are neither. Tokens are told (for logprobs, or as ids) when they arrive, one for each that is counted and shown or might
+have been: text that is held back because half a character or half a stop string is missing follows them.
 """
 
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from common.errors import DeadlineExceeded, GenerationFailed
+from common.errors import GenerationFailed
+from common.messages.logprobs import TokenLogprobs
 from gateway.detokenizer import Detokenizer
-from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, TokenDelta
-from gateway.patience import Patience
+from gateway.engine import TokenDelta
 from gateway.stop import StopMatcher
 
 
+class AnswerToken(NamedTuple):
+    """One token as its client may be told of it.
+
+    `offset` is the place of its text, in characters of the choice's text with nothing held back. `logprobs` is None if
+    they were not asked for, and for the first token of a prompt.
+    """
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs | None
+
+
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """More text; never empty."""
+class StopRules:
+    """What ends a text. Stop strings count from token `min_tokens` on (the engine masks stop ids)."""
 
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TextEnd:
-    """The answer is complete. `num_cached_tokens` of the prompt came from a prefix cache."""
-
-    finish_reason: FinishReason
-    num_tokens: int
-    num_cached_tokens: int
-
-
-TextEvent = TextDelta | TextEnd
+    strings: Sequence[str] = ()
+    token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    is_shown: bool = False
 
 
 class AnswerText:
-    """The text of one answer so far. Stop strings count from token `min_tokens` on (the engine masks stop ids)."""
+    """The text of one choice so far. `on_token` hears of every token."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], stop_ids: Collection[int], min_tokens: int = 0
+        self, detokenizer: Detokenizer, rules: StopRules, on_token: Callable[[AnswerToken], None] | None = None
     ) -> None:
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops)
-        self._stop_ids = frozenset(stop_ids)
-        self._min_tokens = min_tokens
+        self._rules = rules
+        self._matcher = StopMatcher(rules.strings, shows_stop=rules.is_shown)
+        self._on_token = on_token
+        self._is_free = not rules.strings and on_token is None
+        self._num_chars = 0
         self.num_tokens = 0
         """Tokens that count as generated."""
-        self.num_cached_tokens = 0
-        """Tokens of the prompt that came from a prefix cache."""
+        self.sum_logprobs = 0.0
+        """Of those tokens, as far as they were asked for."""
         self.is_stopped = False
         """Whether a stop string or stop id has been met: nothing more is taken."""
 
+    def start_behind(self, num_chars: int) -> None:
+        """The offsets of tokens count from so many characters on."""
+        self._num_chars = num_chars
+
     def push(self, delta: TokenDelta) -> str:
         """Return the text that the tokens add for certain; raises `GenerationFailed` if a token is missing."""
-        if delta.index != self.num_tokens and not self.is_stopped:
+        if self.is_stopped:
+            return ""
+        if delta.index != self.num_tokens:
             raise GenerationFailed(f"The token with index {self.num_tokens} is missing.")
-        self.num_cached_tokens = delta.num_cached_tokens
-        return "".join(self._push_one(token_id) for token_id in delta.token_ids)
+        token_ids = delta.token_ids
+        if self._is_free and self._rules.token_ids.isdisjoint(token_ids):
+            self.num_tokens += len(token_ids)
+            self.sum_logprobs += sum(entry.logprob for entry in delta.logprobs) if delta.logprobs else 0.0
+            return self._detokenizer.push(token_ids)
+        return "".join([self._push_one(delta, place) for place in range(len(token_ids))])
 
     @property
     def has_stop_string(self) -> bool:
@@ -64,72 +81,28 @@ class AnswerText:
 
     def finish(self) -> str:
         """Return what was held back."""
+        if self.has_stop_string:
+            return ""
         tail = self._matcher.push(self._detokenizer.finish()) + self._matcher.finish()
         self.is_stopped = self.is_stopped or self.has_stop_string
         return tail
 
-    def _push_one(self, token_id: int) -> str:
+    def _push_one(self, delta: TokenDelta, place: int) -> str:
         if self.is_stopped:
             return ""
+        token_id = delta.token_ids[place]
+        logprobs = delta.logprobs[place] if delta.logprobs else None
         self.num_tokens += 1
-        if token_id in self._stop_ids:
-            self.is_stopped = True
+        self.sum_logprobs += logprobs.logprob if logprobs is not None else 0.0
+        self.is_stopped = token_id in self._rules.token_ids
+        if self.is_stopped and not self._rules.is_shown:
             return ""
+        if self._on_token is not None:
+            self._on_token(AnswerToken(token_id, self._num_chars, logprobs))
         text = self._detokenizer.push((token_id,))
-        if self.num_tokens < self._min_tokens:
+        self._num_chars += len(text)
+        if self.num_tokens < self._rules.min_tokens:
             return text
         shown = self._matcher.push(text)
-        self.is_stopped = self._matcher.has_matched
+        self.is_stopped = self.is_stopped or self._matcher.has_matched
         return shown
-
-
-async def stream_text(
-    events: AsyncGenerator[GenerateEvent, None],
-    answer: AnswerText,
-    *,
-    max_silence_s: float,
-    on_tokens: Callable[[int], None],
-) -> AsyncGenerator[TextEvent, None]:
-    """Yield the text, then one `TextEnd`, or raise what the engine raises. The engine's stream is closed in any case.
-
-    `on_tokens` hears of newly counted tokens when they arrive. `DeadlineExceeded` after a silence of `max_silence_s`;
-    `GenerationFailed` if the engine's stream stops without an end.
-    """
-    end: EndOfChoice | None = None
-    with closing(Patience(max_silence_s)) as patience:
-        async with aclosing(events):
-            while end is None and not answer.has_stop_string:
-                event = await _next(events, patience)
-                match event:
-                    case TokenDelta():
-                        num_before = answer.num_tokens
-                        text = answer.push(event)
-                        if answer.num_tokens > num_before:
-                            on_tokens(answer.num_tokens - num_before)
-                        if text:
-                            yield TextDelta(text)
-                    case EndOfChoice():
-                        end = event
-                        answer.num_cached_tokens = end.num_cached_tokens
-                    case None:
-                        raise GenerationFailed("The answer ended without a reason.")
-    tail = "" if answer.has_stop_string else answer.finish()
-    if tail:
-        yield TextDelta(tail)
-    yield TextEnd(_finish_reason(answer, end), answer.num_tokens, answer.num_cached_tokens)
-
-
-async def _next(events: AsyncGenerator[GenerateEvent, None], patience: Patience) -> GenerateEvent | None:
-    """Return the next event, None if there is none."""
-    try:
-        with patience:
-            return await anext(events, None)
-    except TimeoutError as error:
-        if patience.is_over:
-            raise DeadlineExceeded("No token came for too long.") from error
-        raise
-
-
-def _finish_reason(answer: AnswerText, end: EndOfChoice | None) -> FinishReason:
-    """A stop on the last allowed token is still a stop: it says more than the limit."""
-    return FinishReason.STOP if answer.is_stopped or end is None else end.finish_reason

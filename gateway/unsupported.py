@@ -31,28 +31,17 @@ OFF = Refusal(harmless=(False,))
 EMPTY = Refusal(harmless=([], {}, ""))
 
 _SHARED: Mapping[str, Refusal] = {
-    "logit_bias": EMPTY,
-    "best_of": Refusal(harmless=(1,)),
     "use_beam_search": OFF,
     "length_penalty": Refusal(harmless=(1, 1.0)),
     "prompt_logprobs": NOT_YET,
-    "skip_special_tokens": Refusal(harmless=(True,)),
     "spaces_between_special_tokens": Refusal(harmless=(True,)),
-    "include_stop_str_in_output": OFF,
     "truncate_prompt_tokens": NOT_YET,
     "allowed_token_ids": EMPTY,
     "bad_words": EMPTY,
     "logits_processors": EMPTY,
     "add_special_tokens": RESERVED,
-    "response_format": Refusal(harmless=({"type": "text"},)),
-    "structured_outputs": NOT_YET,
-    "guided_json": NOT_YET,
-    "guided_regex": NOT_YET,
-    "guided_choice": NOT_YET,
-    "guided_grammar": NOT_YET,
-    "guided_decoding_backend": NOT_YET,
-    "return_token_ids": OFF,
-    "priority": Refusal(harmless=(0,)),
+    "guided_decoding_backend": Refusal("has nothing to choose from", harmless=("auto", "guidance")),
+    "guided_whitespace_pattern": Refusal("is decided by the server, not by the request"),
     "chat_template": RESERVED,
     "chat_template_args": RESERVED,
     "tokenizer": RESERVED,
@@ -62,14 +51,12 @@ _SHARED: Mapping[str, Refusal] = {
 
 CHAT_REFUSED: Mapping[str, Refusal] = {
     **_SHARED,
-    "logprobs": OFF,
-    "top_logprobs": NOT_YET,
+    "best_of": Refusal("is for `/v1/completions`; send `n`", harmless=(1,)),
     "functions": EMPTY,
     "function_call": Refusal(harmless=("none", "auto")),
     "modalities": Refusal(harmless=(["text"],)),
     "audio": NOT_YET,
     "prediction": NOT_YET,
-    "reasoning_effort": NOT_YET,
     "verbosity": NOT_YET,
     "web_search_options": NOT_YET,
     "store": OFF,
@@ -82,15 +69,15 @@ CHAT_REFUSED: Mapping[str, Refusal] = {
 
 COMPLETION_REFUSED: Mapping[str, Refusal] = {
     **_SHARED,
-    "logprobs": NOT_YET,
-    "echo": OFF,
-    "suffix": Refusal(harmless=("",)),
+    "suffix": Refusal("is not supported: the model continues texts, it does not fill gaps", harmless=("",)),
+    "top_logprobs": Refusal("is for `/v1/chat/completions`; send `logprobs: <number>`"),
+    "max_completion_tokens": Refusal("is for `/v1/chat/completions`; send `max_tokens`"),
     "prompt_embeds": NOT_YET,
     "chat_template_kwargs": Refusal("has no meaning without messages", harmless=({},)),
 }
 
 WITHOUT_EFFECT = frozenset(
-    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
 """Known fields that never change an answer: accepted in silence."""
 

@@ -4,8 +4,8 @@ What needs the model's card (vocabulary, context length, defaults) is settled la
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -14,18 +14,25 @@ from common.errors import InvalidRequest
 from common.messages.ids import ModelName
 from gateway.answer_parser import MakeParser
 from gateway.body import decode_json
+from gateway.chat_answer import ChatAnswers
+from gateway.chat_grammar import chat_grammar
+from gateway.guidance.fields import requested_grammar
 from gateway.messages import TemplateMessage, template_messages
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
-from gateway.schemas.sampling import SamplingFields
+from gateway.schemas.sampling import SamplingFields, StreamOptions
 from gateway.served_models import ServedModel, ServedModels
-from gateway.tools import refuse_tools
+from gateway.template_kwargs import template_kwargs
+from gateway.tools.request import ToolUse, tool_use
 from gateway.unsupported import CHAT_REFUSED, COMPLETION_REFUSED, FieldPolicy
 
 logger = logging.getLogger(__name__)
 
-TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
-"""What a request may tell the chat template; everything else in there could replace what the server decides."""
+MAX_PROMPTS = 128
+"""Prompts in one request."""
+
+MAX_CHOICES_IN_ALL = 1024
+"""Answers that one request may have generated, over all its prompts."""
 
 MAX_NAMES_IN_LOG = 20
 MAX_NAME_CHARS_IN_LOG = 64
@@ -37,6 +44,7 @@ class ChatPrompt:
 
     messages: list[TemplateMessage]
     template_kwargs: Mapping[str, bool | str]
+    tools: ToolUse | None = None
     param = "messages"
     operation = "chat"
 
@@ -65,25 +73,51 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class GrammarSpec(Protocol):
     """What the answer must match, as the client said it."""
 
-    async def compile(self, model: ServedModel, models: ServedModels) -> str:
-        """Return the grammar in llguidance's JSON form; raises `InvalidRequest` naming the field it came in."""
+    async def compile(self, model: ServedModel, models: ServedModels, prompt_ids: Sequence[int]) -> str:
+        """Return the grammar in llguidance's JSON form, for an answer to this prompt.
+
+        Raises `InvalidRequest` naming the field it came in.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What of the answer is sent, and how.
+
+    `num_choices` are sent per prompt, the best of `num_generated` ones. `num_logprobs` is how many alternatives are
+    told beside each token, None: no logprobs. `echoes`: the prompt comes first, and so do its logprobs. `hides_tokens`:
+    nothing but the prompt is wanted. `skips_special` and `shows_stop` say whether special tokens, and what ended the
+    answer, are left out of the text.
+    """
+
+    streams: bool = False
+    num_choices: int = 1
+    num_generated: int = 1
+    num_logprobs: int | None = None
+    echoes: bool = False
+    hides_tokens: bool = False
+    shows_token_ids: bool = False
+    skips_special: bool = True
+    shows_stop: bool = False
+    includes_usage: bool = False
+    has_running_usage: bool = False
+    includes_timing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
     """A request as far as it can be checked without its model. `max_tokens` None: the endpoint's default.
 
-    `make_parser` None: the answer is plain text. `grammar` None: any text will do.
+    There is at least one prompt. `make_parser` None: the answer is plain text. `grammar` None: any text will do.
     """
 
     model: ModelName
-    prompt: Prompt
+    prompts: tuple[Prompt, ...]
     sampling: SamplingFields
     max_tokens: int | None
     stops: tuple[str, ...]
-    streams: bool
-    includes_usage: bool
-    cache_salt: str
+    form: AnswerForm
+    cache_salt: str = ""
     make_parser: MakeParser | None = None
     grammar: GrammarSpec | None = None
 
@@ -93,24 +127,33 @@ _fields_decoder = msgspec.json.Decoder(_Fields)
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
-_CHAT_POLICY = FieldPolicy(frozenset(ChatRequest.__struct_fields__) | {"tools", "tool_choice"}, CHAT_REFUSED)
+_CHAT_POLICY = FieldPolicy(frozenset(ChatRequest.__struct_fields__), CHAT_REFUSED)
 _COMPLETION_POLICY = FieldPolicy(frozenset(CompletionRequest.__struct_fields__), COMPLETION_REFUSED)
 
 
 def parse_chat(body: bytes) -> ValidRequest:
     """Return the chat completion request in `body`."""
     fields = _fields_of(body, _CHAT_POLICY)
-    refuse_tools(fields)
     request = decode_json(_chat_decoder, body)
-    prompt = ChatPrompt(template_messages(request.messages), _template_kwargs(request.chat_template_kwargs or {}))
-    return _valid(request, prompt, _max_tokens(request.max_tokens, request.max_completion_tokens))
+    num_bytes = len(memoryview(fields["tools"])) if "tools" in fields else 0
+    tools = tool_use(request.tools, request.tool_choice, request.parallel_tool_calls, num_bytes)
+    prompt = ChatPrompt(template_messages(request.messages), template_kwargs(request), tools)
+    max_tokens = _max_tokens(request.max_tokens, request.max_completion_tokens)
+    form = replace(_form(request), num_logprobs=_chat_logprobs(request))
+    return replace(
+        _valid(request, (prompt,), max_tokens, form),
+        make_parser=ChatAnswers(tools, shows_thoughts=request.include_reasoning is not False),
+        grammar=chat_grammar(requested_grammar(request), tools),
+    )
 
 
 def parse_completion(body: bytes) -> ValidRequest:
     """Return the text completion request in `body`."""
     _fields_of(body, _COMPLETION_POLICY)
     request = decode_json(_completion_decoder, body)
-    return _valid(request, _text_or_tokens(request.prompt), request.max_tokens)
+    prompts = _prompts(request.prompt)
+    valid = _valid(request, prompts, request.max_tokens, _completion_form(request, len(prompts)))
+    return replace(valid, grammar=requested_grammar(request))
 
 
 def _fields_of(body: bytes, policy: FieldPolicy) -> _Fields:
@@ -123,20 +166,73 @@ def _fields_of(body: bytes, policy: FieldPolicy) -> _Fields:
     return fields
 
 
-def _valid(request: ChatRequest | CompletionRequest, prompt: Prompt, max_tokens: int | None) -> ValidRequest:
-    if (request.n or 1) != 1:
-        raise InvalidRequest("`n` above 1 is not supported yet.", param="n", code="unsupported_parameter")
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
+def _valid(
+    request: ChatRequest | CompletionRequest, prompts: tuple[Prompt, ...], max_tokens: int | None, form: AnswerForm
+) -> ValidRequest:
     return ValidRequest(
         model=ModelName(request.model),
-        prompt=prompt,
+        prompts=prompts,
         sampling=request,
         max_tokens=max_tokens,
         stops=_stops(request.stop),
-        streams=bool(request.stream),
-        includes_usage=bool(request.stream_options and request.stream_options.include_usage),
+        form=form,
         cache_salt=request.cache_salt or "",
+    )
+
+
+def _form(request: SamplingFields) -> AnswerForm:
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
+    options = options or StreamOptions()
+    if options.include_obfuscation:
+        raise InvalidRequest(
+            "`stream_options.include_obfuscation` is not supported.",
+            param="stream_options.include_obfuscation",
+            code="unsupported_parameter",
+        )
+    num_choices = request.n or 1
+    return AnswerForm(
+        streams=bool(request.stream),
+        num_choices=num_choices,
+        num_generated=num_choices,
+        shows_token_ids=bool(request.return_token_ids),
+        skips_special=request.skip_special_tokens is not False,
+        shows_stop=bool(request.include_stop_str_in_output),
+        includes_usage=bool(options.include_usage),
+        has_running_usage=bool(options.include_usage and options.continuous_usage_stats),
+        includes_timing=bool(options.include_timing),
+    )
+
+
+def _chat_logprobs(request: ChatRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs is not None:
+        raise InvalidRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    return None
+
+
+def _completion_form(request: CompletionRequest, num_prompts: int) -> AnswerForm:
+    form = _form(request)
+    num_generated = form.num_choices if request.best_of is None else request.best_of
+    if num_generated < form.num_choices:
+        raise InvalidRequest(f"`best_of` must be at least `n` ({form.num_choices}).", param="best_of")
+    if num_generated > form.num_choices and form.streams:
+        raise InvalidRequest("`best_of` above `n` cannot be streamed.", param="best_of")
+    if num_prompts * num_generated > MAX_CHOICES_IN_ALL:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with {num_generated} answers each are more than {MAX_CHOICES_IN_ALL}.",
+            param="n" if request.best_of is None else "best_of",
+        )
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("`max_tokens: 0` needs `echo: true`.", param="max_tokens")
+    return replace(
+        form,
+        num_generated=num_generated,
+        num_logprobs=request.logprobs,
+        echoes=bool(request.echo),
+        hides_tokens=request.max_tokens == 0,
     )
 
 
@@ -155,46 +251,24 @@ def _max_tokens(old_name: int | None, new_name: int | None) -> int | None:
     return old_name if new_name is None else new_name
 
 
-def _template_kwargs(kwargs: Mapping[str, object]) -> dict[str, bool | str]:
-    allowed: dict[str, bool | str] = {}
-    for name, value in kwargs.items():
-        if name not in TEMPLATE_KWARGS:
-            raise InvalidRequest(
-                f"`chat_template_kwargs` may only hold {', '.join(sorted(TEMPLATE_KWARGS))}.",
-                param="chat_template_kwargs",
-                code="unsupported_parameter",
-            )
-        if isinstance(value, bool | str):
-            allowed[name] = value
-        elif value is not None:
-            raise InvalidRequest(
-                f"`chat_template_kwargs.{name}` must be a boolean or a string.", param=f"chat_template_kwargs.{name}"
-            )
-    return allowed
-
-
-def _text_or_tokens(prompt: str | list[str | int | list[int]]) -> TextPrompt | TokenPrompt:
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
     if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    ids = [item for item in prompt if isinstance(item, int)]
-    if ids and len(ids) == len(prompt):
-        return TokenPrompt(ids)
-    if ids or len({type(item) for item in prompt}) > 1:
+        return (TextPrompt(prompt),)
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
         raise InvalidRequest("`prompt` must not mix texts, token ids and lists.", param="prompt")
-    return _only_one(prompt)
+    if kinds == {int}:
+        return (TokenPrompt([item for item in prompt if isinstance(item, int)]),)
+    if not 1 <= len(prompt) <= MAX_PROMPTS:
+        raise InvalidRequest(f"`prompt` must hold 1 to {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt")
+    return tuple(_prompt(item) for item in prompt)
 
 
-def _only_one(prompts: list[str | int | list[int]]) -> TextPrompt | TokenPrompt:
-    match prompts:
-        case [str(text)]:
-            return TextPrompt(text)
-        case [list(ids)]:
-            return TokenPrompt(ids)
-        case []:
-            raise InvalidRequest("`prompt` is empty.", param="prompt")
+def _prompt(item: str | int | list[int]) -> Prompt:
+    match item:
+        case str():
+            return TextPrompt(item)
+        case list():
+            return TokenPrompt(item)
         case _:
-            raise InvalidRequest(
-                f"`prompt` holds {len(prompts)} prompts; more than one is not supported yet.",
-                param="prompt",
-                code="unsupported_parameter",
-            )
+            raise InvalidRequest("`prompt` must hold texts or lists of token ids.", param="prompt")

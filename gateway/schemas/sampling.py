@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gateway.schemas.grammar import NULL, NonEmpty, Options, ResponseFormat, StructuredOutputs
+
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 MAX_CHOICES = 128
@@ -18,10 +20,20 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
+MAX_BIASED_TOKENS = 1024
+MAX_TOP_LOGPROBS = 20
+
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream carries besides the text."""
+    """What a stream carries besides the text. `continuous_usage_stats` puts the counts so far into every chunk,
+    `include_timing` the answer's times into the last one."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_timing: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +54,19 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_IDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    priority: Priority | None = None
+    """Higher is sooner."""
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: msgspec.Raw = NULL
+    guided_regex: NonEmpty | None = None
+    guided_choice: Options | None = None
+    guided_grammar: NonEmpty | None = None
+    structured_outputs: StructuredOutputs | None = None

@@ -9,7 +9,16 @@ import pytest
 from common.errors import ContextLengthExceeded, InvalidRequest
 from common.messages.sampling import SamplingParams
 from gateway.sampling import settle_sampling
-from gateway.validation import ChatPrompt, TextPrompt, TokenPrompt, ValidRequest, parse_chat, parse_completion
+from gateway.validation import (
+    MAX_CHOICES_IN_ALL,
+    MAX_PROMPTS,
+    ChatPrompt,
+    TextPrompt,
+    TokenPrompt,
+    ValidRequest,
+    parse_chat,
+    parse_completion,
+)
 from tests.support.tiny_tokenizer import tiny_card
 
 SEED = 4711
@@ -54,11 +63,20 @@ def refused_param(**fields: Any) -> str | None:
     ],
 )
 def test_one_prompt_in_each_shape(prompt: object, expected: object) -> None:
-    assert completion(prompt=prompt).prompt == expected
+    assert completion(prompt=prompt).prompts == (expected,)
+
+
+def test_several_prompts_of_one_shape() -> None:
+    assert completion(prompt=["ok", ""]).prompts == (TextPrompt("ok"), TextPrompt(""))
+    assert completion(prompt=[[1], [2, 3]]).prompts == (TokenPrompt([1]), TokenPrompt([2, 3]))
 
 
 @pytest.mark.parametrize(
-    "prompt", [[], ["ok", ""], [[1], [2]], [[1, 2], "x"], [1, "x"], [1.5], [True], [None], [[True]], 7, {}, None]
+    "prompt",
+    [
+        *([], [[1, 2], "x"], [1, "x"], [1, [1]], [1.5], [True], [None], [[True]], [["x"]], 7, {}, None),
+        ["x"] * (MAX_PROMPTS + 1),
+    ],
 )
 def test_b019_b020_prompts_of_a_wrong_shape(prompt: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -187,9 +205,104 @@ def test_b028_stop_as_text_and_as_list() -> None:
     assert chat(stop="a").stops == chat(stop=["a"]).stops == ("a",)
 
 
-@pytest.mark.parametrize("n", [0, -1, True, "2", 129, 2])
+@pytest.mark.parametrize("n", [0, -1, True, "2", 129, 1.5])
 def test_b028_n(n: object) -> None:
     assert refused_param(n=n) == "n"
+
+
+def test_n_and_best_of_count_answers_per_prompt() -> None:
+    assert (chat(n=128).form.num_choices, chat(n=128).form.num_generated) == (128, 128)
+    form = completion(prompt=["a", "b"], n=2, best_of=3).form
+    assert (form.num_choices, form.num_generated) == (2, 3)
+    assert settle(completion(n=2, best_of=3)).num_logprobs == 0
+    assert settle(completion(n=2, best_of=2)).num_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["x"] * 10, "n": MAX_CHOICES_IN_ALL // 10 + 1}, "n"),
+        ({"prompt": ["x"] * 10, "best_of": MAX_CHOICES_IN_ALL // 10 + 1}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"echo": 1}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"max_completion_tokens": 1}, "max_completion_tokens"),
+    ],
+)
+def test_what_a_completion_cannot_ask_for(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+
+
+def test_best_of_that_asks_for_nothing_can_be_streamed() -> None:
+    assert completion(n=2, best_of=2, stream=True).form.streams
+
+
+# Logprobs and bias
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_b010_logprobs_of_a_chat(fields: dict[str, Any], expected: int | None) -> None:
+    params = settle(chat(**fields))
+    assert (params.num_logprobs, params.num_prompt_logprobs) == (expected, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 0, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+    ],
+)
+def test_b010_what_a_chat_cannot_ask_for(fields: dict[str, Any], param: str) -> None:
+    assert refused_param(**fields) == param
+
+
+def test_echo_asks_for_logprobs_of_the_prompt() -> None:
+    assert settle(completion(logprobs=3)).num_prompt_logprobs is None
+    assert settle(completion(logprobs=3, echo=True)).num_prompt_logprobs == 3
+    assert settle(completion(echo=True)).num_prompt_logprobs is None
+    nothing = completion(max_tokens=0, echo=True)
+    assert nothing.form.hides_tokens
+    assert settle(nothing).max_tokens == 1
+
+
+def test_logit_bias() -> None:
+    assert settle(chat(logit_bias={"7": -100, "5": 0.5, "6": 0})).logit_bias == ((5, 0.5), (7, -100.0))
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        *({str(V): 1}, {"-1": 1}, {"9" * 30: 1}, {"5": 100.5}, {"5": -101}, {"5": True}, {"5": None}, {"5": "1"}),
+        *({"x": 1}, {"1.0": 1}, {"+1": 1}, {"": 1}, {"05": 1}, [1], "x", {str(index): 1 for index in range(1025)}),
+    ],
+)
+def test_b022_logit_bias_is_bounded(bias: object) -> None:
+    assert refused_param(logit_bias=bias) == "logit_bias"
 
 
 @pytest.mark.parametrize("ids", [[V], [-1], [2**70], [True], list(range(200))])
@@ -265,14 +378,10 @@ def test_defaults_come_from_the_card() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 0),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"5": 1}),
-        ("logprobs", 0),
         ("modalities", ["audio"]),
         ("best_of", 2),
         ("echo", True),
@@ -310,11 +419,21 @@ def test_harmless_values_of_known_fields(fields: dict[str, Any]) -> None:
     assert settle(chat(**fields)) == settle(chat())
 
 
-@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("echo", True), ("logprobs", 1), ("best_of", 2)])
-def test_completion_fields_that_are_not_served(name: str, value: object) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        completion(**{name: value})
-    assert caught.value.param == name
+def test_stream_options() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_timing": True}
+    form = chat(stream=True, stream_options=options).form
+    assert (form.includes_usage, form.has_running_usage, form.includes_timing) == (True, True, True)
+    assert not chat(stream=True, stream_options={"continuous_usage_stats": True}).form.has_running_usage
+    assert chat(stream=True, stream_options={"include_obfuscation": False}) == chat(stream=True)
+    assert refused_param(stream=True, stream_options={"include_obfuscation": True}) == (
+        "stream_options.include_obfuscation"
+    )
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "1", True])
+def test_priority_is_a_number(priority: object) -> None:
+    assert chat(priority=-3).sampling.priority == -3
+    assert refused_param(priority=priority) == "priority"
 
 
 def test_unknown_stream_option() -> None:
@@ -338,7 +457,7 @@ def test_b134_template_arguments_have_an_allow_list(name: str) -> None:
 
 
 def test_b134_allowed_template_arguments() -> None:
-    prompt = chat(chat_template_kwargs={"enable_thinking": False}).prompt
+    (prompt,) = chat(chat_template_kwargs={"enable_thinking": False}).prompts
     assert isinstance(prompt, ChatPrompt)
     assert prompt.template_kwargs == {"enable_thinking": False}
     assert refused_param(chat_template_kwargs={"enable_thinking": {"a": 1}}) == "chat_template_kwargs.enable_thinking"

@@ -1,0 +1,101 @@
+"""From a valid request to what its model's engine is asked: model, token ids, settled sampling, all prompts or none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from common.messages.ids import RequestId
+from common.telemetry.traces import Stage
+from gateway.deadline import Deadline
+from gateway.echo import Echo, echo_of
+from gateway.engine import GenerateRequest
+from gateway.prompts import encode_prompts
+from gateway.request_ids import part_of
+from gateway.request_record import RequestRecord
+from gateway.sampling import random_seed, settle_sampling
+from gateway.served_models import ServedModel
+from gateway.service import Service
+from gateway.spans import RequestSpan
+from gateway.validation import Prompt, ValidRequest
+
+LONG_ECHO_TOKENS = 1000
+"""Finding the offsets of this many tokens takes about 1 ms, what a thread's turn costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedPrompt:
+    """One prompt with what the engine is asked. `echo` None: its answers begin behind it."""
+
+    generate: GenerateRequest
+    echo: Echo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request with everything that its answer needs; there is at least one prompt."""
+
+    request: ValidRequest
+    model: ServedModel
+    prompts: tuple[AcceptedPrompt, ...]
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether the client is told of single tokens beside the text."""
+        return self.request.form.num_logprobs is not None or self.request.form.shows_token_ids
+
+
+async def accept(
+    service: Service,
+    request: ValidRequest,
+    request_id: RequestId,
+    span: RequestSpan,
+    deadline: Deadline,
+    record: RequestRecord,
+) -> Accepted:
+    """Return the request ready for the engine; raises what is wrong with it, with any of its prompts."""
+    model = await service.models.get(request.model)
+    with span.stage(Stage.TOKENIZE), record.timed(Stage.TOKENIZE):
+        prompts_ids = await encode_prompts(request.prompts, model, service.models)
+    grammar = None if request.grammar is None else await request.grammar.compile(model, service.models, prompts_ids[0])
+    seed = random_seed()
+    samplings = [settle_sampling(request, model.card, len(ids), seed, grammar) for ids in prompts_ids]
+    num_tokens = record.num_prompt_tokens = sum(map(len, prompts_ids))
+    record.model = model.card.model
+    span.asked(request.prompts[0].operation, model.card.model, samplings[0], num_tokens)
+    first = GenerateRequest(
+        request=request_id,
+        model=request.model,
+        prompt_ids=prompts_ids[0],
+        sampling=samplings[0],
+        cache_salt=request.cache_salt,
+        traceparent=span.traceparent,
+        tracestate=span.tracestate,
+        fingerprint=model.card.fingerprint,
+        deadline_s=deadline.left_s,
+        num_choices=request.form.num_generated,
+        priority=request.sampling.priority or 0,
+    )
+    asked = [
+        replace(first, request=part_of(request_id, index), prompt_ids=ids, sampling=sampling)
+        for index, (ids, sampling) in enumerate(zip(prompts_ids, samplings, strict=True))
+    ]
+    echoes = await _echoes(service, request, prompts_ids, model)
+    return Accepted(request, model, tuple(map(AcceptedPrompt, asked, echoes)))
+
+
+async def _echoes(
+    service: Service, request: ValidRequest, prompts_ids: Sequence[Sequence[int]], model: ServedModel
+) -> Sequence[Echo | None]:
+    form = request.form
+    if not form.echoes:
+        return (None,) * len(prompts_ids)
+
+    def echo(prompt: Prompt, ids: Sequence[int]) -> Echo:
+        has_tokens = form.num_logprobs is not None or form.shows_token_ids
+        return echo_of(prompt, ids, model, skips_special=form.skips_special, has_tokens=has_tokens)
+
+    def all_of_them() -> list[Echo]:
+        return list(map(echo, request.prompts, prompts_ids))
+
+    if sum(map(len, prompts_ids)) <= LONG_ECHO_TOKENS:
+        return all_of_them()
+    return await service.models.run(all_of_them)

@@ -1,0 +1,82 @@
+"""What is ready for a client and not taken yet: a producer runs ahead of its consumer by a bounded amount.
+
+So a slow client gets several events in one write, and waiting for the next event can be interrupted without breaking
+its source (to send a keep-alive).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from gateway.patience import Patience
+
+ItemT = TypeVar("ItemT")
+
+CAPACITY = 256
+"""Items made ahead; then the producer should wait until the client has taken them."""
+
+
+class Outbox(Generic[ItemT]):
+    """Filled by one task, emptied by another. `max_wait_s` bounds the wait for the next item."""
+
+    def __init__(self, max_wait_s: float, capacity: int = CAPACITY) -> None:
+        self._patience = Patience(max_wait_s)
+        self._capacity = capacity
+        self._ready: list[ItemT] = []
+        self._has_news = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self.is_done = False
+        """Whether the producer has returned or failed; what it left may still be taken."""
+
+    def put(self, item: ItemT) -> None:
+        """Add an item; never waits."""
+        self._ready.append(item)
+        self._has_news.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the producer should wait for `room`."""
+        return len(self._ready) >= self._capacity
+
+    async def room(self) -> None:
+        """Return when everything that was ready has been taken."""
+        self._has_room.clear()
+        await self._has_room.wait()
+
+    async def take(self) -> list[ItemT]:
+        """Return all items that are ready; none if nothing came for `max_wait_s`, or if the producer is done."""
+        try:
+            with self._patience:
+                await self._has_news.wait()
+        except TimeoutError:
+            return []
+        if not self.is_done:
+            self._has_news.clear()
+        self._has_room.set()
+        items, self._ready = self._ready, []
+        return items
+
+    def finish(self) -> None:
+        """The producer adds nothing more."""
+        self.is_done = True
+        self._has_news.set()
+
+    def close(self) -> None:
+        """Stop the timer; the consumer takes nothing more."""
+        self._patience.close()
+
+
+@asynccontextmanager
+async def filling(outbox: Outbox[ItemT], work: Coroutine[object, object, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run `work`, which fills the outbox, in a task of its own while the block runs; leaving it ends it."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda _: outbox.finish())
+    try:
+        yield task
+    finally:
+        outbox.close()
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # raised before by whoever asked the task, or of no interest any more
