@@ -16,6 +16,7 @@ COMMANDS = {
     "down": "stop the cluster that `up` started",
     "restart": "replace its processes one after the other, losing no request",
     "status": "show every process and the queues",
+    "keys": "add, list, rotate and revoke the API keys of clients",
     "chat": "talk to a model in the terminal",
     "doctor": "show what this machine offers and what is missing",
     "bench": "measure a gateway under load (bench serve)",

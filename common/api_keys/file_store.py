@@ -99,11 +99,13 @@ class FileKeyStore:
         return listing.keys
 
     def _write(self, keys: tuple[ApiKey, ...]) -> None:
-        """Replace the file in one step; nobody else can read it, at no moment."""
+        """Replace the file in one step; nobody can read it, at no moment, who could not read the old one."""
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            if self._path.exists():
+                _keep_readers(self._path.stat(), descriptor)
             file.write(msgspec.json.format(msgspec.json.encode(KeyFile(keys)), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -117,3 +119,11 @@ class FileKeyStore:
                 yield
         except OSError as error:
             raise InvalidSetting(SETTING, str(self._path), error.strerror or "cannot be written") from error
+
+
+def _keep_readers(old: os.stat_result, descriptor: int) -> None:
+    """Let the group of the old file read the new one too."""
+    if old.st_mode & stat.S_IRGRP:
+        if old.st_gid != os.fstat(descriptor).st_gid:
+            os.fchown(descriptor, -1, old.st_gid)
+        os.fchmod(descriptor, 0o640)

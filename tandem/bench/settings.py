@@ -28,6 +28,7 @@ class BenchServeSettings:
     """
 
     url: str | None = setting(None, "gateway; auto: the one that runs here", auto(text))
+    api_key: str = setting("", "API key that the gateway asks for", text, is_secret=True)
     model: str | None = setting(
         None, "model; auto: the first that the gateway serves", auto(text), env="TANDEM_CLIENT_MODEL"
     )

@@ -22,13 +22,17 @@ class GatewayClient:
     when the gateway refuses, `GenerationFailed` when an answer ends with an error.
     """
 
-    def __init__(self, url: str, timeout_s: float | None = None) -> None:
+    def __init__(self, url: str, timeout_s: float | None = None, api_key: str = "") -> None:
         self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout, raise_for_status=False
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=self._timeout,
+            headers=self._headers,
+            raise_for_status=False,
         )
         return self
 

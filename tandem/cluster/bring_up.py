@@ -47,6 +47,7 @@ class Place:
 
 def check(settings: UpSettings) -> Checked:
     """Raise the `StartupError` that a start would end in, as far as this can be told beforehand."""
+    settings.refuse_exposure(settings.host)
     model = preflight.require_model(settings)
     preflight.require_rpc_port(settings)
     preflight.require_memory(settings, model)

@@ -30,6 +30,7 @@ class ChatSettings:
     """
 
     url: str | None = setting(None, "gateway; auto: the one that runs here", auto(text))
+    api_key: str = setting("", "API key that the gateway asks for", text, is_secret=True)
     model: str | None = setting(
         None, "model; auto: the first that the gateway serves", auto(text), env="TANDEM_CLIENT_MODEL"
     )
@@ -47,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     with asyncio.Runner() as runner:
-        client = GatewayClient(settings.url or default_url())
+        client = GatewayClient(settings.url or default_url(), api_key=settings.api_key)
         runner.run(client.__aenter__())
         try:
             model = settings.model or runner.run(client.first_model())

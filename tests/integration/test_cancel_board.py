@@ -44,7 +44,8 @@ class Gateway:
 
     def cancel_here(self, request: RequestId, tenant: TenantId) -> bool:
         is_known = request in self.under_way and tenant == self.tenant
-        self.under_way.discard(request)
+        if is_known:
+            self.under_way.remove(request)
         return is_known
 
 

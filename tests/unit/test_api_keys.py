@@ -181,6 +181,13 @@ class TestFile:
         assert file.stat().st_mode & 0o777 == 0o600
         assert KEY not in file.read_text()
 
+    async def test_its_group_may_go_on_reading_it(self, tmp_path: Path) -> None:
+        file = tmp_path / "keys"
+        await FileKeyStore(file).put(ALICE)
+        file.chmod(0o640)
+        await FileKeyStore(file).remove(ALICE.id)
+        assert file.stat().st_mode & 0o777 == 0o640
+
     @pytest.mark.parametrize("mode", [0o604, 0o602, 0o620, 0o644, 0o666])
     async def test_one_that_others_may_read_or_change_is_refused(self, tmp_path: Path, mode: int) -> None:
         file = tmp_path / "keys"

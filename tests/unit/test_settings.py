@@ -10,6 +10,7 @@ from common.settings.engine import EngineSettings
 from common.settings.gateway import GatewayProcessSettings
 from common.settings.parse import parse
 from common.settings.readers import auto, boolean, core_list, integer, number, power_of_two, size_bytes, text
+from common.settings.serving import ServingSettings
 from common.settings.setting import environment_of, setting
 from common.settings.worker import WorkerSettings
 from tandem.cluster.settings import UpSettings
@@ -191,3 +192,36 @@ def test_environment_leaves_secrets_out() -> None:
 def test_disaggregation_without_prefill_workers_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="needs a prefill worker"):
         parse(UpSettings, ["--prefill", "0", "--disaggregation", "always"], {}, "tandem up")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_b139_a_gateway_without_keys_is_for_its_own_host(host: str) -> None:
+    with pytest.raises(InvalidSetting, match="nobody would need an API key"):
+        ServingSettings().refuse_exposure(host)
+
+
+@pytest.mark.parametrize(
+    ("flags", "host"),
+    [
+        ((), "127.0.0.1"),
+        ((), "localhost"),
+        ((), "::1"),
+        (("--allow-anonymous",), "0.0.0.0"),
+        (("--api-keys-file", "keys.json"), "0.0.0.0"),
+        (("--api-keys", "redis"), "0.0.0.0"),
+    ],
+)
+def test_a_gateway_with_keys_or_on_loopback_may_listen(flags: tuple[str, ...], host: str) -> None:
+    parse(ServingSettings, flags, {}, "gateway").refuse_exposure(host)
+
+
+def test_keys_are_in_one_place() -> None:
+    with pytest.raises(InvalidSetting, match="api_keys='redis': keys are in the file"):
+        parse(ServingSettings, ["--api-keys", "redis", "--api-keys-file", "x"], {}, "gateway")
+
+
+def test_up_hands_its_keys_to_gateways(tmp_path: Path) -> None:
+    up = parse(UpSettings, ["--api-keys-file", str(tmp_path / "keys")], {}, "tandem up")
+    gateway = parse(GatewayProcessSettings, [], {**SECRET, **environment_of(up, ServingSettings)}, "gateway")
+    assert gateway.api_keys_file == tmp_path / "keys"
+    assert gateway.has_api_keys
