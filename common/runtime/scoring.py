@@ -14,8 +14,8 @@ from common.scheduling.sequence import SequenceKey
 from kernels.sampling.logprobs import row_logprobs
 
 SLICE_ROWS = 64
-"""Rows of a prompt whose logits exist at one time: 12.6 MB for 49,152 tokens, 67 MB for 262,144. The bundled model's head
-takes 1.2 ms a row on one core; 256 rows at a time take 1.04 ms each."""
+"""Rows of a prompt whose logits exist at one time: 12.6 MB for 49,152 tokens, 67 MB for 262,144. The bundled model's
+head takes 1.2 ms a row on one core; 256 rows at a time take 1.04 ms each."""
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Several[int], num_top: Several[int]) -> list[TokenLogprobs]:
