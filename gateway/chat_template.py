@@ -1,44 +1,24 @@
 """A model's chat template: compiled once, rendered in a sandbox, stopped at a deadline.
 
-A template comes with the model's files, so it is not trusted: it runs in jinja2's immutable sandbox, and every turn of
-its loops and macros looks at the clock (a thread cannot be killed from outside).
+A template comes with the model's files, so it is not trusted: it runs in jinja2's immutable sandbox
+(`gateway.template_sandbox`), and every turn of its loops, macros and blocks looks at the clock (a thread cannot be
+killed from outside).
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import GenerationFailed, InvalidRequest
 from gateway.messages import TemplateMessage
+from gateway.template_sandbox import RefusedByTemplate, TemplateTimeout, add_checks, new_sandbox
+from gateway.tools.framing import framing_of
+from gateway.tools.request import ToolUse
 
 _CHECK = "tandem_check_deadline"
-
-
-class RefusedByTemplate(jinja2.TemplateError):
-    """The template itself says that it cannot render these messages."""
-
-
-class TemplateTimeout(Exception):
-    """Rendering took longer than it may."""
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's part for training; for serving it is just its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares a plain set
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -54,24 +34,31 @@ class ChatTemplate:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Compile `source`; raises `jinja2.TemplateSyntaxError`."""
-        environment = _environment()
+        environment = new_sandbox()
         tree = environment.parse(source)
-        _add_deadline_checks(tree, environment)
+        self._variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
+        self._writes_calls = "tools" in self._variables and framing_of(source) is not None
+        add_checks(tree, environment, _CHECK)
         self._template = environment.from_string(tree)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._timeout_s = timeout_s
         self._clock = clock
 
-    def render(self, messages: Iterable[TemplateMessage], kwargs: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Iterable[TemplateMessage], kwargs: Mapping[str, Any], tools: ToolUse | None = None
+    ) -> str:
         """Return the prompt that asks for the assistant's next turn.
 
-        Raises `InvalidRequest` if the template refuses the messages, `GenerationFailed` if the template is at fault.
+        Raises `InvalidRequest` if the template refuses the messages or cannot take the rest into account,
+        `GenerationFailed` if the template is at fault.
         """
+        self._check_kwargs(kwargs)
+        self._check_tools(tools)
         variables = {
             **kwargs,
             **self._tokens,
             "messages": list(messages),
-            "tools": None,
+            "tools": None if tools is None else list(tools.described),
             "documents": None,
             "add_generation_prompt": True,
             _CHECK: self._deadline_check(),
@@ -92,6 +79,24 @@ class ChatTemplate:
                 f"The model's chat template cannot render the messages ({reason}).", param="messages"
             ) from error
 
+    def _check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """What asks for nothing that the model does not do anyway is taken: not to think."""
+        for name, value in kwargs.items():
+            if name not in self._variables and value is not False:
+                raise InvalidRequest(
+                    f"`{name}` is not known to the model's chat template.", param=name, code="unsupported_parameter"
+                )
+
+    def _check_tools(self, tools: ToolUse | None) -> None:
+        """A call that is forced is written by a grammar, whether the model was taught to call or not."""
+        if tools is not None and not tools.is_forced and not self._writes_calls:
+            raise InvalidRequest(
+                "The model's chat template does not say how it calls tools; `tool_choice` may be a function's name, "
+                '"required" or "none".',
+                param="tools",
+                code="unsupported_parameter",
+            )
+
     def _deadline_check(self) -> Callable[[], str]:
         deadline = self._clock() + self._timeout_s
 
@@ -101,47 +106,3 @@ class ChatTemplate:
             return ""
 
         return check
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _add_deadline_checks(tree: nodes.Template, environment: jinja2.Environment) -> None:
-    """Put a look at the clock at the start of every loop turn and macro call."""
-    blocks: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
-        *tree.find_all(nodes.For),
-        *tree.find_all(nodes.Macro),
-        *tree.find_all(nodes.CallBlock),
-    ]
-    for block in blocks:
-        line = block.lineno
-        call = nodes.Call(nodes.Name(_CHECK, "load", lineno=line), [], [], None, None, lineno=line)
-        check = nodes.ExprStmt(call, lineno=line)
-        check.set_environment(environment)
-        block.body.insert(0, check)
-
-
-def _to_json(
-    value: Any,  # noqa: ANN401 - any value of a template
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Like Hugging Face's filter: plain JSON, not escaped for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise RefusedByTemplate(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().astimezone().strftime(layout)

@@ -1,12 +1,16 @@
-"""The ids of a chat are those of `transformers`, for templates that write BOS and for those that do not."""
+"""The ids of a chat are those of `transformers`, whatever writes BOS, and so are the tools and thoughts of families."""
 
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from common.errors import InvalidRequest
 from gateway.chat_template import ChatTemplate
+from gateway.schemas.tools import FunctionDefinition, Tool
 from gateway.tokenizer import ModelTokenizer
+from gateway.tools.request import ToolUse, tool_use
+from tests.support.family_templates import HERMES, LLAMA, MISTRAL, THINKING
 from tests.support.tiny_tokenizer import BOS, CHAT_TEMPLATE, EOS, byte_level_tokenizer, tiny_card
 
 pytestmark = pytest.mark.golden
@@ -46,3 +50,67 @@ def test_b099_ids_equal_apply_chat_template(
     )
     text = ChatTemplate(template, bos_token=BOS, eos_token=EOS, timeout_s=5).render(messages, kwargs)
     assert ModelTokenizer(tiny_card(tokenizer, add_bos=True)).encode_chat(text) == expected
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "<b> & 'é'"},
+        "days": {"type": "integer", "default": None},
+    },
+    "required": ["city"],
+}
+TOOLS = [
+    Tool("function", FunctionDefinition("get_weather", 'How "it" is.\n', WEATHER)),
+    Tool("function", FunctionDefinition("now", None, {"type": "object", "properties": {}})),
+]
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": {"city": "日本 <é>", "days": 2, "x": [None, True, 1.5]}},
+}
+TOOL_CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "hello"}],
+    [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "name": "get_weather", "content": '{"rain": "no\\n"}'},
+    ],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": " hm \n"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "reasoning_content": "hm?"},
+        {"role": "user", "content": "e"},
+    ],
+]
+
+
+@pytest.mark.parametrize("template", [HERMES, THINKING, LLAMA, MISTRAL], ids=["hermes", "thinking", "llama", "mistral"])
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
+@pytest.mark.parametrize("messages", TOOL_CHATS, ids=["short", "tools", "thoughts"])
+def test_families_are_rendered_alike(
+    template: str, has_tools: bool, kwargs: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
+    use: ToolUse | None = tool_use(TOOLS, "auto", None, 0) if has_tools else None
+    reference = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(), bos_token=BOS, eos_token=EOS)
+    expected = reference.apply_chat_template(
+        messages,
+        tools=None if use is None else [dict(tool) for tool in use.described],
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+        **kwargs,
+    )
+    made = ChatTemplate(template, bos_token=BOS, eos_token=EOS, timeout_s=5)
+    assert made.render(messages, kwargs, use) == expected
+
+
+@pytest.mark.parametrize("template", [LLAMA, MISTRAL])
+def test_what_a_family_refuses_is_refused(template: str) -> None:
+    calls = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    answer = {"role": "tool", "content": "b", "tool_call_id": "x"}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}, calls, answer]
+    with pytest.raises(InvalidRequest, match=r"one call at a time|nine characters"):
+        ChatTemplate(template, bos_token=BOS, eos_token=EOS, timeout_s=5).render(messages, {})

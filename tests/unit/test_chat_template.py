@@ -1,5 +1,6 @@
 """Chat templates: what they can do, what they cannot, and when they are stopped."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,19 @@ import pytest
 
 from common.errors import GenerationFailed, InvalidRequest
 from gateway.chat_template import ChatTemplate
+from gateway.schemas.tools import FunctionDefinition, Tool
+from gateway.tools.request import tool_use
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE
 
 HI = [{"role": "user", "content": "hi"}]
 
 
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", timeout_s=0.2)
+
+
 def render(source: str, messages: list[dict[str, Any]] = HI, **kwargs: Any) -> str:
-    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", timeout_s=0.2).render(messages, kwargs)
+    return template(source).render(messages, kwargs)
 
 
 def test_a_chat() -> None:
@@ -66,11 +73,61 @@ def test_b135_no_way_out_of_the_sandbox(tmp_path: Path) -> None:
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set ns = namespace(n=60) %}{% block b %}{% if ns.n %}{% set ns.n = ns.n - 1 %}"
+        "{{ self.b() }}{{ self.b() }}{% set ns.n = ns.n + 1 %}{% endif %}{% endblock %}",
     ],
 )
 def test_b135_endless_templates_are_stopped(source: str) -> None:
     with pytest.raises(GenerationFailed, match="longer than"):
         render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 10 ** 999999999 }}",
+        "{% set n = 10 ** 200000 %}{{ n * n }}",
+        "{{ 'x' * 10000000000 }}",
+        "{{ 10000000000 * [1] }}",
+        "{{ (3,) * 10000000000 }}",
+    ],
+)
+def test_b135_nothing_is_computed_that_could_not_be_stopped(source: str) -> None:
+    with pytest.raises(GenerationFailed, match="not allowed"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", ["{{ namespace(__x=1) }}", "{% set ns = namespace() %}{% set ns.__x = 1 %}"])
+def test_b135_a_namespace_holds_no_names_of_python(source: str) -> None:
+    with pytest.raises(GenerationFailed, match="not allowed"):
+        render(source)
+
+
+TOOLS = [Tool("function", FunctionDefinition("f", "does", None, strict=False))]
+
+
+def test_tools_reach_the_template() -> None:
+    use = tool_use(TOOLS, None, None, 0)
+    text = template("<tool_call>{{ tools | tojson }}").render(HI, {}, use)
+    shown = {"name": "f", "description": "does", "parameters": {"type": "object", "properties": {}}}
+    assert json.loads(text.removeprefix("<tool_call>")) == [{"type": "function", "function": shown}]
+
+
+@pytest.mark.parametrize("source", ["<tool_call>", "{{ tools }}", "{{ tools }}<tool_call><function=f>"])
+def test_tools_that_the_template_cannot_tell_of_can_only_be_demanded(source: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        template(source).render(HI, {}, tool_use(TOOLS, "auto", None, 0))
+    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+    assert template(source).render(HI, {}, tool_use(TOOLS, "required", None, 0))
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking", "reasoning_effort"])
+def test_variables_that_the_template_does_not_know_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render("x", **{name: "high"})
+    assert caught.value.param == name
+    assert render("{{ " + name + " }}", **{name: "high"}) == "high"
+    assert render("x", **{name: False}) == "x"
 
 
 @pytest.mark.parametrize("source", ["{{ messages[5].content + 'x' }}", "{{ 1 / 0 }}", "{{ messages[0].content + 1 }}"])
