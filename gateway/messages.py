@@ -1,7 +1,8 @@
 """Chat messages on their way from the request to the template: typed in, plain dictionaries out.
 
 Rules: text parts are joined as they are; absent content is the empty text, never the word None; `developer` is called
-`system`, which every template knows; a tool call's arguments are an object if they can be read as one, else text.
+`system`, which every template knows; a tool call's arguments are an object if they can be read as one, the empty object
+if there are none, else the text that a model once wrote; a tool's answer names its call.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,10 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
 def _template_message(message: ChatMessage, param: str) -> TemplateMessage:
     if message.content is None and message.role != "assistant":
         raise InvalidRequest(f"`{param}.content` is required for role '{message.role}'.", param=f"{param}.content")
+    if message.role == "tool" and not message.tool_call_id:
+        raise InvalidRequest(f"`{param}.tool_call_id` is required for role 'tool'.", param=f"{param}.tool_call_id")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(f"`{param}.tool_calls`: only the assistant calls tools.", param=f"{param}.tool_calls")
     seen: TemplateMessage = {
         "role": "system" if message.role == "developer" else message.role,
         "content": _text_of(message.content, f"{param}.content"),
@@ -30,11 +35,12 @@ def _template_message(message: ChatMessage, param: str) -> TemplateMessage:
     optional = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning_content,
+        "reasoning_content": message.reasoning if message.reasoning_content is None else message.reasoning_content,
     }
     seen.update({key: value for key, value in optional.items() if value is not None})
     if message.tool_calls:
-        seen["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+        calls = enumerate(message.tool_calls)
+        seen["tool_calls"] = [_template_call(call, f"{param}.tool_calls[{index}]") for index, call in calls]
     return seen
 
 
@@ -63,10 +69,12 @@ def _text_of_part(part: ContentPart, param: str) -> str:
     return text
 
 
-def _template_call(call: ToolCall) -> dict[str, Any]:
+def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
+    if call.type not in (None, "function"):
+        raise InvalidRequest(f"`{param}.type`: only calls of functions are served.", param=f"{param}.type")
     return {
         "id": call.id or "",
-        "type": call.type or "function",
+        "type": "function",
         "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
     }
 
@@ -74,7 +82,7 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
 def _arguments(written: Any) -> dict[str, Any] | str:  # noqa: ANN401 - clients put anything into old arguments
     match written:
         case None:
-            return ""
+            return {}
         case dict():
             return written
         case str():
@@ -84,10 +92,12 @@ def _arguments(written: Any) -> dict[str, Any] | str:  # noqa: ANN401 - clients 
 
 
 def _object_or_text(text: str) -> dict[str, Any] | str:
+    if not text.strip():
+        return {}
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return text
     if value is None:
-        return ""
+        return {}
     return value if isinstance(value, dict) else text

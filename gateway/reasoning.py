@@ -4,6 +4,7 @@ White space beside the markers is part of neither. A marker that stands anywhere
 """
 
 import enum
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -27,6 +28,18 @@ def markers_of(template: str, added_tokens: AbstractSet[str]) -> Markers | None:
         if markers.closer in template or {markers.opener, markers.closer} <= added_tokens:
             return markers
     return None
+
+
+def thoughts_rules(markers: Markers, *, is_open: bool, terminal: Callable[[str], str]) -> str:
+    """Return rules of Lark for thoughts with `@answer` behind them; unless they are open there may be none.
+
+    `terminal` writes a marker: as text, or as a token of its own, which no pattern for text matches.
+    """
+    opener, closer = terminal(markers.opener), terminal(markers.closer)
+    is_text = closer.startswith('"')
+    thoughts = f"thoughts[suffix={closer}]: /(.|\\n)*/" if is_text else f"thoughts: /(.|\\n)*/ {closer}"
+    start = "thoughts /\\n{0,2}/ @answer" if is_open else f"({opener} thoughts /\\n{{0,2}}/)? @answer"
+    return f"start: {start}\n{thoughts}\n"
 
 
 class _In(enum.Enum):

@@ -7,7 +7,7 @@ import msgspec
 
 from common.errors import InvalidGrammar, InvalidRequest
 from common.grammar.limits import MAX_GRAMMAR_BYTES
-from gateway.guidance.source import AnyObject, Choice, ContextFree, JsonSchema, Regex, Source
+from gateway.guidance.source import Answer, AnyObject, BehindThoughts, Choice, ContextFree, JsonSchema, Regex
 from gateway.schemas.grammar import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from gateway.schemas.sampling import SamplingFields
 from gateway.served_models import ServedModel, ServedModels
@@ -15,10 +15,11 @@ from gateway.served_models import ServedModel, ServedModels
 
 @dataclass(frozen=True, slots=True)
 class RequestedGrammar:
-    """What the answer must match; `param` is the field that said so."""
+    """What the answer must match; `param` is the field that said so. `thoughts` (see `BehindThoughts`) come first."""
 
-    source: Source
+    source: Answer
     param: str
+    thoughts: str = ""
 
     async def compile(self, model: ServedModel, models: ServedModels, prompt_ids: Sequence[int]) -> str:
         """Return the grammar in llguidance's JSON form; raises `InvalidGrammar` naming the field, or `Unavailable`.
@@ -26,7 +27,8 @@ class RequestedGrammar:
         Here it is the same for every prompt.
         """
         try:
-            return await models.grammars.compile(self.source, model.card)
+            source = BehindThoughts(self.thoughts, self.source) if self.thoughts else self.source
+            return await models.grammars.compile(source, model.card)
         except InvalidGrammar as error:
             raise _unusable(self.param, error.message) from error
 
@@ -44,7 +46,7 @@ def requested_grammar(fields: SamplingFields) -> RequestedGrammar | None:
     raise AssertionError(found)
 
 
-def _sources(fields: SamplingFields) -> Iterator[tuple[str, Source]]:
+def _sources(fields: SamplingFields) -> Iterator[tuple[str, Answer]]:
     """Yield each field that says something."""
     if fields.response_format is not None:
         yield from _of_format(fields.response_format)
@@ -60,7 +62,7 @@ def _sources(fields: SamplingFields) -> Iterator[tuple[str, Source]]:
         yield from _of_outputs(fields.structured_outputs)
 
 
-def _of_format(wanted: ResponseFormat) -> Iterator[tuple[str, Source]]:
+def _of_format(wanted: ResponseFormat) -> Iterator[tuple[str, Answer]]:
     match wanted.type, wanted.json_schema:
         case "text", None:
             return
@@ -80,9 +82,9 @@ def _of_format(wanted: ResponseFormat) -> Iterator[tuple[str, Source]]:
             raise InvalidRequest(f"`{param}` has no meaning in a `response_format` of type {kind}.", param=param)
 
 
-def _of_outputs(wanted: StructuredOutputs) -> Iterator[tuple[str, Source]]:
+def _of_outputs(wanted: StructuredOutputs) -> Iterator[tuple[str, Answer]]:
     prefix = "structured_outputs"
-    found: list[tuple[str, Source]] = []
+    found: list[tuple[str, Answer]] = []
     if (schema := _schema(wanted.json, f"{prefix}.json")) is not None:
         found.append((f"{prefix}.json", schema))
     if wanted.regex is not None:

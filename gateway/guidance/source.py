@@ -31,11 +31,14 @@ class ContextFree(msgspec.Struct, frozen=True, tag="context_free"):
     text: str
 
 
+Answer = AnyObject | JsonSchema | Regex | Choice | ContextFree
+
+
 class BehindThoughts(msgspec.Struct, frozen=True, tag="behind_thoughts"):
     """An answer behind thoughts, which may or must come first; `thoughts` are Lark rules: `start` ends in `@answer`."""
 
     thoughts: str
-    answer: AnyObject | JsonSchema | Regex | Choice | ContextFree
+    answer: Answer
 
 
-Source = AnyObject | JsonSchema | Regex | Choice | ContextFree | BehindThoughts
+Source = Answer | BehindThoughts

@@ -124,10 +124,10 @@ def test_tools_that_the_template_cannot_tell_of_can_only_be_demanded(source: str
 @pytest.mark.parametrize("name", ["enable_thinking", "thinking", "reasoning_effort"])
 def test_variables_that_the_template_does_not_know_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        render("x", **{name: "high"})
+        render("x", HI, **{name: "high"})
     assert caught.value.param == name
-    assert render("{{ " + name + " }}", **{name: "high"}) == "high"
-    assert render("x", **{name: False}) == "x"
+    assert render("{{ " + name + " }}", HI, **{name: "high"}) == "high"
+    assert render("x", HI, **{name: False}) == "x"
 
 
 @pytest.mark.parametrize("source", ["{{ messages[5].content + 'x' }}", "{{ 1 / 0 }}", "{{ messages[0].content + 1 }}"])

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
+from gateway.chat_template import ChatTemplate
 from gateway.validation import ChatPrompt, parse_chat
 
 
 def seen(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    prompt = parse_chat(json.dumps({"model": "m", "messages": messages}).encode()).prompt
+    prompt = parse_chat(json.dumps({"model": "m", "messages": messages}).encode()).prompts[0]
     assert isinstance(prompt, ChatPrompt)
     return prompt.messages
 
@@ -33,9 +34,11 @@ def test_developer_is_system() -> None:
     ("written", "shown"),
     [
         ('{"value": ', '{"value": '),
-        ("", ""),
-        (None, ""),
-        ("null", ""),
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ("null", {}),
+        ("{}", {}),
         ("[]", "[]"),
         ([], "[]"),
         ('{"a": 1}', {"a": 1}),
@@ -46,6 +49,44 @@ def test_b030_old_arguments(written: object, shown: object) -> None:
     message = seen(call(written), {"role": "tool", "tool_call_id": "1", "content": "ok"})[0]
     assert message["content"] == ""
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": shown}
+
+
+def test_b030_arguments_that_are_no_json_do_not_poison_the_chat() -> None:
+    template = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}"
+    messages = seen(call('{"value": '), {"role": "tool", "tool_call_id": "1", "content": "ok"})
+    made = ChatTemplate(template, bos_token="", eos_token="", timeout_s=5)
+    assert json.loads(made.render(messages, {})) == '{"value": '
+
+
+def test_a_tools_answer() -> None:
+    parts = [{"type": "text", "text": "20 "}, {"type": "text", "text": "°C"}]
+    answer = {"role": "tool", "tool_call_id": "1", "name": "f", "content": parts}
+    assert seen(call("{}"), answer)[1] == {"role": "tool", "tool_call_id": "1", "name": "f", "content": "20 °C"}
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_old_thoughts_reach_the_template(key: str) -> None:
+    message = {"role": "assistant", "content": "Yes.", key: "Hm."}
+    assert seen(message) == [{"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "ok"}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": "ok", "tool_call_id": ""}, "messages[0].tool_call_id"),
+        (call("{}") | {"role": "user", "content": "a"}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}, "messages[0].tool_calls[0].function"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "function": {"name": "f"}}]},
+            "messages[0].tool_calls[0].type",
+        ),
+    ],
+)
+def test_what_no_history_holds(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        seen(message)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])

@@ -1,0 +1,91 @@
+"""Whatever the cut into deltas, an answer has the same thoughts, content and calls, and no character is lost."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.answer_parser import Content, Piece, Reasoning, ToolCallDelta
+from gateway.chat_answer import ChatAnswer
+from gateway.engine import FinishReason
+from gateway.reasoning import Markers, ThoughtSplitter
+from gateway.tools.call_parser import CallParser
+from gateway.tools.framing import HERMES, LLAMA, MISTRAL, OBJECT, Framing
+
+FRAGMENTS = (
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", '{"name": "f"',
+    '{"name": "g"', ', "arguments": ', ', "parameters": ', '{"a": 1}', '{"b": "}"', "[", "]", "{", "}", ",", ";", '"',
+    "\\", ":", " ", "\n", "x", "é日", "<", "null",
+    '{"name": "f", "arguments": {"a": [1, {"b": "]"}]}}', '{"name": "f", "parameters": {}}',
+)  # fmt: skip
+
+texts = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
+framings = st.sampled_from([HERMES, LLAMA, MISTRAL, OBJECT])
+cuts = st.lists(st.integers(0, 400), max_size=30)
+
+
+def pieces_of(text: str, places: Sequence[int]) -> list[str]:
+    edges = [0, *sorted({place for place in places if 0 < place < len(text)}), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(edges) if start < end]
+
+
+def answer(framing: Framing, *, is_open: bool, max_calls: int | None = None) -> ChatAnswer:
+    splitter = ThoughtSplitter(Markers("<think>", "</think>"), is_open=is_open)
+    return ChatAnswer(splitter, CallParser(framing, {"f"}, lambda: "id", max_calls), shows_thoughts=True)
+
+
+def read(make: Callable[[], ChatAnswer], parts: Sequence[str], reason: FinishReason) -> tuple[str, str, list[str], str]:
+    """Return thoughts, content, calls and the finish reason."""
+    parser = make()
+    pieces: list[Piece] = [piece for part in parts for piece in parser.push(part)]
+    last, told_reason = parser.finish(reason)
+    thoughts, content, calls = "", "", list[str]()
+    for piece in pieces + last:
+        match piece:
+            case Reasoning(text):
+                assert text
+                thoughts += text
+            case Content(text):
+                assert text
+                content += text
+            case ToolCallDelta(index, arguments, identity, name):
+                if identity is not None:
+                    assert name == "f"
+                    calls.append("")
+                assert index == len(calls) - 1
+                calls[index] += arguments
+    return thoughts, content, calls, told_reason
+
+
+@given(texts, framings, cuts, st.booleans(), st.sampled_from([None, 1]), st.sampled_from(FinishReason))
+def test_the_cut_into_deltas_changes_nothing(
+    text: str, framing: Framing, places: list[int], is_open: bool, max_calls: int | None, reason: FinishReason
+) -> None:
+    def make() -> ChatAnswer:
+        return answer(framing, is_open=is_open, max_calls=max_calls)
+
+    whole = read(make, pieces_of(text, []), reason)
+    assert read(make, pieces_of(text, places), reason) == whole
+    assert read(make, list(text), reason) == whole
+    has_called = bool(whole[2]) and reason is FinishReason.STOP
+    assert whole[3] == ("tool_calls" if has_called else reason.value)
+
+
+@given(texts, framings, cuts)
+def test_an_answer_without_calls_is_what_was_written(text: str, framing: Framing, places: list[int]) -> None:
+    parser = CallParser(framing, set(), lambda: "id")
+    told = [piece for part in pieces_of(text, places) for piece in parser.push(part)] + parser.finish()
+    assert "".join(piece.text for piece in told if isinstance(piece, Content)) == text
+    assert all(isinstance(piece, Content) for piece in told)
+
+
+@given(texts, cuts, st.booleans())
+def test_thoughts_and_answer_hold_everything_but_space_and_markers(text: str, places: list[int], is_open: bool) -> None:
+    splitter = ThoughtSplitter(Markers("<think>", "</think>"), is_open=is_open)
+    told = [splitter.push(part) for part in pieces_of(text, places)] + [splitter.finish()]
+    thoughts, content = ("".join(part) for part in zip(*told, strict=True))
+    shown = "".join((thoughts + content).split())
+    written = "".join(text.split())
+    assert len(shown) >= len(written) - len("<think></think>")
+    assert all(char in written for char in shown)
