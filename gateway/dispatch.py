@@ -61,7 +61,8 @@ class Dispatcher:
         self._metrics = metrics
         self.proofs = proofs
         self._clock = clock
-        self._streams: dict[RequestId, Stream] = {}
+        self._streams: dict[str, Stream] = {}
+        """By `RequestId`, as events name it."""
         self._prompts: set[asyncio.Task[None]] = set()
         self._placer: Placer
         self._canceller: Canceller
@@ -150,10 +151,23 @@ class Dispatcher:
 
     def take(self, source: Source, event: pb.FeedEvent) -> None:
         """Take an event from a feed."""
-        stream = self._streams.get(RequestId(event.request))
+        stream = self._streams.get(event.request)
         if stream is None or self._is_foreign(source, stream, event) or not stream.take(source, event):
             self._refuse(source, event)
-            return
+        elif not event.HasField("tokens"):  # these are most of all events
+            self._follow_up(source, stream, event)
+
+    def lose(self, source: Source, loss: PlacementLost) -> None:
+        """A worker is gone or stalled."""
+        for stream in self._streams.values():
+            stream.lose(source, loss)
+
+    def meet(self, source: Source) -> None:
+        """A worker can be talked to (again)."""
+        self._canceller.resume(source)
+
+    def _follow_up(self, source: Source, stream: Stream, event: pb.FeedEvent) -> None:
+        """Do what an event asks for that the stream has taken."""
         match event.WhichOneof("event"):
             case "accepted" if not self.feeds.is_connected(source):
                 # It stalled before the job reached it, which has told all that were there then, and will not be again.
@@ -167,15 +181,6 @@ class Dispatcher:
                 self._metrics.lost_tries.inc()
                 message, extra = "prefill try lost: %s", {"request_id": stream.request.request}
                 logger.warning(message, event.try_lost.reason, extra=extra)
-
-    def lose(self, source: Source, loss: PlacementLost) -> None:
-        """A worker is gone or stalled."""
-        for stream in self._streams.values():
-            stream.lose(source, loss)
-
-    def meet(self, source: Source) -> None:
-        """A worker can be talked to (again)."""
-        self._canceller.resume(source)
 
     def _open(self, request: GenerateRequest) -> Stream:
         deadline_s = None if request.deadline_s is None else self._clock() + request.deadline_s
@@ -215,8 +220,10 @@ class Dispatcher:
 
     def _is_foreign(self, source: Source, stream: Stream, event: pb.FeedEvent) -> bool:
         """Whether a worker has taken the job out of the waiting set that must not have it: one of another version of
-        the model, as all share the set, or another one than the request names. Its placement is given up. Later events
-        need no look: they are taken from the acceptor alone."""
+        the model, as all share the set, or another one than the request names. Its placement is given up. Events of the
+        acceptor need no look."""
+        if source == stream.source:
+            return False
         is_acceptance = event.HasField("accepted") or (event.HasField("failed") and stream.source is None)
         if not (is_acceptance or event.tokens.is_early) or event.placement != stream.placement:
             return False
