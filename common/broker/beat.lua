@@ -1,14 +1,14 @@
 -- A worker's heartbeat. KEYS behind the prelude's: its lane, records, loads, card.
 -- Behind the prelude's arguments: worker, epoch, record, load, worker TTL in ms, open (0/1), total and free blocks, free
--- seats, busy sequences, absorbed entry or '', card TTL in ms. Answers {'superseded'} or {'beaten', card exists (0/1)}.
+-- seats, busy sequences, absorbed entry or '', card TTL in ms, fingerprint. Answers {'superseded'} or {'beaten', card exists (0/1)}.
 
 local name, epoch, record, load = ARGV[ARG + 1], ARGV[ARG + 2], ARGV[ARG + 3], ARGV[ARG + 4]
 local ttl, is_open = tonumber(ARGV[ARG + 5]), ARGV[ARG + 6] == '1'
 local total, free = tonumber(ARGV[ARG + 7]), tonumber(ARGV[ARG + 8])
 local seats, busy = tonumber(ARGV[ARG + 9]), tonumber(ARGV[ARG + 10])
 local absorbed, card_ttl = ARGV[ARG + 11], tonumber(ARGV[ARG + 12])
-local stream, held = KEYS[FIRST_LANE], KEYS[FIRST_LANE + 1]
-local RECORDS, LOADS, CARD = KEYS[FIRST_LANE + 2], KEYS[FIRST_LANE + 3], KEYS[FIRST_LANE + 4]
+local stream, held, prefixes = unpack(KEYS, FIRST_LANE, FIRST_LANE + 2)
+local RECORDS, LOADS, CARD = unpack(KEYS, FIRST_LANE + KEYS_PER_LANE, FIRST_LANE + KEYS_PER_LANE + 2)
 
 local function parts(entry)
   local ms, seq = string.match(entry, '^(%d+)-(%d+)$')
@@ -59,14 +59,14 @@ end
 redis.call('HSET', WORKERS, name, cmsgpack.pack({
   epoch = epoch, expires = now + ttl, seen = now, open = is_open, total = total, free = free, seats = seats,
   busy = busy, absorbed = absorbed ~= '' and absorbed or nil, former = former,
+  fingerprint = ARGV[ARG + 13],
 }))
 redis.call('HSET', RECORDS, name, record)
 redis.call('HSET', LOADS, name, load)
-for _, key in ipairs({WORKERS, RECORDS, LOADS}) do
-  redis.call('PEXPIRE', key, KEEP)
+keep(WORKERS, RECORDS, LOADS)
+for _, key in ipairs({stream, held, prefixes}) do
+  redis.call('PEXPIRE', key, STREAM_TTL)
 end
-redis.call('PEXPIRE', stream, STREAM_TTL)
-redis.call('PEXPIRE', held, STREAM_TTL)
 
 keep_pulse()
 sweep()

@@ -7,13 +7,19 @@ records                hash    worker -> WorkerRecord                         be
 loads                  hash    worker -> WorkerLoad                           beat, leave          1 h without a beat
 card                   string  ModelCard                                      publish_card, beat   card TTL after a beat
 gateways               zset    gateway -> end of its lease (ms)               beat_gateway, place  1 h without a beat
-pulse                  hash    last beat of anybody, end of the grace time    beats                1 h without a beat
-waiting                zset    request -> arrival (us)                        place, drain         1 h without a write
+pulse                  hash    last beat of anybody, end of the grace time,   beats, place, drain  1 h without a beat
+                               how fast the waiting set empties
+waiting                zset    rank, tenant, arrival, cost, request           place, drain         1 h without a write
+flows                  zset    rank, tenant with waiting jobs -> its turn     place, drain         1 h without a write
+shares                 hash    tenant -> tokens that it was served            place, drain, gate-  1 h without a write
+                                                                              way's beat
+backlog                hash    waiting tokens of each flow and rank           place, drain         1 h without a write
 parked                 hash    request -> Job of a waiting request            place, drain         1 h without a write
 places                 hash    request -> its placement and where (packed)    place, drain         record TTL, by `ages`
 ages                   zset    request -> last change of its place (ms)       place, drain         record TTL
 jobs:<worker>:<epoch>  stream  Jobs of one incarnation of a worker            place, drain         stream TTL of a beat
-held:<worker>:<epoch>  hash    entry of that stream -> blocks it reserves     place, drain         as its stream
+held:<worker>:<epoch>  hash    entry of that stream -> room it reserves       place, drain         as its stream
+prefixes:<w..>:<e..>   set     hashes of prefixes in that worker's cache      tell_prefixes        as its stream
 prefill:<fingerprint>  stream  PrefillTasks, group `prefill`                  publish, claim       task TTL of a publish
 
 `tandem:models`        zset    model -> last beat of any of its workers (ms)  beat                 1 h without a beat
@@ -63,28 +69,36 @@ class Keys:
         self.parked: Final = self._prefix + "parked"
         self.places: Final = self._prefix + "places"
         self.ages: Final = self._prefix + "ages"
+        self.flows: Final = self._prefix + "flows"
+        self.shares: Final = self._prefix + "shares"
+        self.backlog: Final = self._prefix + "backlog"
 
     @property
     def queue(self) -> tuple[str, ...]:
         """The fixed keys of every script that moves jobs, in the order that `queue.lua` expects."""
-        return (self.workers, self.gateways, self.waiting, self.parked, self.places, self.ages, self.pulse)
+        moving = (self.workers, self.gateways, self.waiting, self.parked, self.places, self.ages, self.pulse)
+        return (*moving, self.flows, self.shares, self.backlog)
 
     @property
     def registry(self) -> tuple[str, ...]:
         """The keys of what workers say about themselves."""
         return (self.workers, self.records, self.loads)
 
-    def lane(self, worker: WorkerId, epoch: Epoch) -> tuple[str, str]:
-        """The stream of one incarnation of a worker and the reservations of its entries."""
-        return self.jobs(worker, epoch), self.held(worker, epoch)
+    def lane(self, worker: WorkerId, epoch: Epoch) -> tuple[str, str, str]:
+        """The stream of one incarnation of a worker, the reservations of its entries, and what its cache has."""
+        return self.jobs(worker, epoch), self.held(worker, epoch), self.prefixes(worker, epoch)
 
     def jobs(self, worker: WorkerId, epoch: Epoch) -> str:
         """Stream of jobs for one incarnation of a worker."""
         return f"{self._prefix}jobs:{escape(worker)}:{epoch}"
 
     def held(self, worker: WorkerId, epoch: Epoch) -> str:
-        """Blocks reserved by the entries of that stream."""
+        """Room reserved by the entries of that stream."""
         return f"{self._prefix}held:{escape(worker)}:{epoch}"
+
+    def prefixes(self, worker: WorkerId, epoch: Epoch) -> str:
+        """Hashes of the prefixes that one incarnation of a worker has in its cache."""
+        return f"{self._prefix}prefixes:{escape(worker)}:{epoch}"
 
     def prefill(self, fingerprint: Fingerprint) -> str:
         """Stream of prefill tasks that any worker of this fingerprint may take."""

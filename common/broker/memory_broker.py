@@ -3,16 +3,27 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from common.broker.memory_queue import MemoryQueue
 from common.broker.memory_stream import Bell
 from common.broker.memory_tasks import MemoryTaskQueue
 from common.broker.policy import BrokerPolicy
-from common.broker.protocols import Candidate, Placed, QueuedJob, Waiting
-from common.messages.ids import EntryId, Epoch, Fingerprint, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
+from common.broker.protocols import NO_CORRECTIONS, Candidate, Placed, QueuedJob, QueuePressure, Waiting
+from common.messages.ids import (
+    EntryId,
+    Epoch,
+    Fingerprint,
+    GatewayId,
+    ModelName,
+    PlacementNumber,
+    RequestId,
+    TenantId,
+    WorkerId,
+)
 from common.messages.job import Job
+from common.messages.prefixes import NO_PREFIXES, PromptPrefixes
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -78,12 +89,14 @@ class MemoryJobQueue:
         self._queue: Final = queue
         self._bell: Final = bell
 
-    async def place(self, job: Job, num_blocks: int, candidates: Sequence[Candidate]) -> Placed | Waiting:
-        """Append the job to the stream of the cheapest candidate with room for `num_blocks`, else let it wait.
+    async def place(
+        self, job: Job, num_blocks: int, candidates: Sequence[Candidate], prefixes: PromptPrefixes = NO_PREFIXES
+    ) -> Placed | Waiting:
+        """Append the job to the stream of the cheapest candidate with room, else let it wait; see `JobQueue.place`.
 
-        Raise `Overloaded` if the waiting set is full, `StalePlacement` if the placement was withdrawn or superseded.
+        Raise `Overloaded` if it must not wait, `StalePlacement` if the placement was withdrawn or superseded.
         """
-        placed = self._queue.place(job, num_blocks, candidates)
+        placed = self._queue.place(job, num_blocks, candidates, prefixes)
         self._bell.ring()
         return placed
 
@@ -107,9 +120,11 @@ class MemoryJobQueue:
                 return [QueuedJob(entry, job) for entry, job in jobs]
             await self._bell.wait(left_s)  # rings for every worker's stream
 
-    async def beat_gateway(self, gateway: GatewayId) -> None:
-        """Renew the lease of a gateway."""
-        self._queue.beat_gateway(gateway)
+    async def beat_gateway(
+        self, gateway: GatewayId, corrections: Mapping[TenantId, int] = NO_CORRECTIONS
+    ) -> QueuePressure:
+        """Renew the lease of a gateway and correct what its tenants were charged."""
+        return self._queue.beat_gateway(gateway, corrections)
 
 
 class MemoryBroker:
@@ -129,6 +144,7 @@ class MemoryBroker:
         queue, bell = MemoryQueue(clock, self._policy), Bell()
         self.registry: Final = MemoryRegistry(model, queue, bell, self.index)
         self.jobs: Final = MemoryJobQueue(queue, bell)
+        self.prefixes: Final = queue.prefixes
 
     def tasks(self, fingerprint: Fingerprint) -> MemoryTaskQueue:
         """Return the prefill tasks of one fingerprint."""

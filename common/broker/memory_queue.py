@@ -1,17 +1,22 @@
 """What the Lua scripts do, in memory: places, leases and lanes of one model. The clock is given; nothing here waits."""
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
+from common.broker.demand import PAID, Demand
+from common.broker.keys import escape
 from common.broker.memory_lane import Figures, Lane, Room, Seat, cheapest, contest
+from common.broker.memory_order import WaitingOrder
+from common.broker.memory_prefixes import MemoryPrefixIndex
 from common.broker.memory_stream import id_parts
 from common.broker.policy import BrokerPolicy
-from common.broker.protocols import Candidate, Placed, Waiting, Whereabouts
-from common.errors import Overloaded, StalePlacement
-from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, WorkerId
+from common.broker.pressure import full, late, tokens_per_s
+from common.broker.protocols import Candidate, Placed, QueuePressure, Waiting, Whereabouts
+from common.errors import StalePlacement
+from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, TenantId, WorkerId
 from common.messages.job import Job
+from common.messages.prefixes import PromptPrefixes
 from common.messages.registry import WorkerLoad, WorkerRecord, WorkerState
 
 WINDOW = 64
@@ -26,11 +31,15 @@ class _State(enum.Enum):
 
 @dataclass(slots=True)
 class _Place:
+    """Where a placement is. `is_paid`: one of its request was given to a worker, and the tenant charged."""
+
     placement: PlacementNumber
     state: _State
     changed_s: float
+    arrival_us: int | None = None
+    is_paid: bool = False
     job: Job | None = None
-    num_blocks: int = 0
+    demand: Demand | None = None
     lane: Lane | None = None
     entry: EntryId | None = None
     ends_s: float | None = None
@@ -38,6 +47,14 @@ class _Place:
     def is_over(self, now_s: float) -> bool:
         """Whether the deadline of a waiting job has passed."""
         return self.ends_s is not None and self.ends_s <= now_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Newcomer:
+    """The job that is being placed, and what is known of its prompt."""
+
+    request: RequestId
+    prefixes: PromptPrefixes
 
 
 class MemoryQueue:
@@ -49,10 +66,11 @@ class MemoryQueue:
         self._seats: dict[WorkerId, Seat] = {}
         self._lanes: dict[tuple[WorkerId, Epoch], Lane] = {}
         self._places: dict[RequestId, _Place] = {}
-        self._waiting: dict[RequestId, None] = {}  # by age; a later placement keeps it
+        self._order = WaitingOrder(clock, policy)
         self._leases: dict[GatewayId, float] = {}
         self._last_beat_s: float | None = None
         self._grace_until_s = 0.0
+        self.prefixes = MemoryPrefixIndex(clock, policy)
 
     def beat(self, record: WorkerRecord, load: WorkerLoad) -> bool:
         """Take a beat; False: the seat belongs to another epoch that took it over."""
@@ -70,6 +88,7 @@ class MemoryQueue:
         elif absorbed is not None:
             lane.stream.absorb(absorbed)
         lane.expires_s = now_s + self._policy.stream_ttl_s
+        self.prefixes.renew(record.worker, record.epoch)
         expires_s = now_s + self._policy.worker_ttl_s
         self._seats[record.worker] = Seat(record, load, figures, now_s, expires_s, absorbed, former)
         self._keep_pulse(now_s)
@@ -83,6 +102,7 @@ class MemoryQueue:
         if seat is not None and seat.record.epoch == epoch:
             del self._seats[worker]
         self._lanes.pop((worker, epoch), None)
+        self.prefixes.forget(worker, epoch)
 
     def workers(self) -> list[WorkerState]:
         """Return the live workers."""
@@ -90,14 +110,20 @@ class MemoryQueue:
         alive = [seat for seat in self._seats.values() if now_s < seat.expires_s]
         return [WorkerState(seat.record, seat.load, now_s - seat.seen_s) for seat in alive]
 
-    def beat_gateway(self, gateway: GatewayId) -> None:
-        """Renew a gateway's lease."""
+    def beat_gateway(self, gateway: GatewayId, corrections: Mapping[TenantId, int]) -> QueuePressure:
+        """Renew a gateway's lease and correct what its tenants were charged."""
         now_s = self._clock()
         self._keep_pulse(now_s)
         self._leases[gateway] = now_s + self._policy.gateway_ttl_s
         self._sweep(now_s)
+        for tenant, num_tokens in corrections.items():
+            self._order.correct(escape(tenant), num_tokens)
+        self._order.rate.tick(now_s)
+        return QueuePressure(len(self._order), self._order.num_tokens, self._tokens_per_s())
 
-    def place(self, job: Job, num_blocks: int, candidates: Sequence[Candidate]) -> Placed | Waiting:
+    def place(
+        self, job: Job, num_blocks: int, candidates: Sequence[Candidate], prefixes: PromptPrefixes
+    ) -> Placed | Waiting:
         """Place a job or let it wait; see `JobQueue.place`."""
         now_s = self._clock()
         self._leases[job.gateway] = now_s + self._policy.gateway_ttl_s
@@ -107,24 +133,17 @@ class MemoryQueue:
             if job.placement < before.placement or before.state is _State.WITHDRAWN:
                 raise StalePlacement(job.request, job.placement)
             return self._answer(job.request)
-        has_age = job.request in self._waiting
-        if before is not None and not has_age:
-            self._remove(job.request)
+        place = _Place(job.placement, _State.WAITING, now_s, job=job, demand=Demand.of(job, num_blocks))
+        place.ends_s = None if job.time_left_s is None else now_s + job.time_left_s
+        place.is_paid = before.is_paid if before is not None else job.placement > 1
+        place.arrival_us = before.arrival_us if before is not None else None
+        has_waited = job.request in self._order
+        self._remove(job.request)
+        self._bury(job.request, before, now_s)
         rooms = self._rooms(candidates, now_s)
-        if not has_age:
-            self._drain(rooms, now_s)
-            room = cheapest(rooms, num_blocks, 1)
-            if room is not None:
-                self._append(room, job, num_blocks, now_s)
-                return self._answer(job.request)
-            if len(self._waiting) >= self._policy.max_waiting:
-                self._bury(job.request, before, now_s)
-                raise Overloaded("The waiting queue is full.", retry_after_s=self._policy.retry_after_s)
-        self._waiting[job.request] = None
-        ends_s = None if job.time_left_s is None else now_s + job.time_left_s
-        self._places[job.request] = _Place(job.placement, _State.WAITING, now_s, job, num_blocks, ends_s=ends_s)
-        if has_age:
-            self._drain(rooms, now_s)
+        newcomer = _Newcomer(job.request, prefixes)
+        if len(self._order) or not self._give(rooms, place, newcomer, now_s, has_waited=has_waited):
+            self._park(job, place, rooms, newcomer, has_waited=has_waited)
         return self._answer(job.request)
 
     def withdraw(self, request: RequestId, placement: PlacementNumber) -> None:
@@ -136,6 +155,8 @@ class MemoryQueue:
             return
         lane = self._remove(request)
         self._places[request] = _Place(placement, _State.WITHDRAWN, now_s)
+        if before is not None:
+            self._places[request].arrival_us, self._places[request].is_paid = before.arrival_us, before.is_paid
         if lane is not None:
             self._drain(self._rooms([Candidate(lane.worker, lane.epoch)], now_s), now_s)
 
@@ -163,7 +184,7 @@ class MemoryQueue:
             return Waiting(0)
         if place.state is _State.PLACED and place.lane is not None:
             return Placed(place.lane.worker, place.lane.epoch)
-        return Waiting(list(self._waiting).index(request))
+        return Waiting(self._order.num_ahead(request))
 
     def _is_readable(self, lane: Lane, entry: EntryId) -> bool:
         seat = self._seats.get(lane.worker)
@@ -185,32 +206,84 @@ class MemoryQueue:
                 rooms.append(Room.of(lane, seat, candidate.cost))
         return rooms
 
-    def _append(self, room: Room, job: Job, num_blocks: int, now_s: float) -> None:
-        entry = room.append(job, num_blocks, now_s, now_s + self._policy.stream_ttl_s)
-        self._places[job.request] = _Place(
-            job.placement, _State.PLACED, now_s, num_blocks=num_blocks, lane=room.lane, entry=entry
-        )
+    def _park(self, job: Job, place: _Place, rooms: list[Room], newcomer: _Newcomer, *, has_waited: bool) -> None:
+        """Let the job wait, or raise why it must not; whoever precedes it among those who wait may move then."""
+        demand, now_s = place.demand, place.changed_s
+        assert demand is not None
+        tenant = PAID if place.is_paid else demand.tenant
+        num_waiting = len(self._order)
+        if not (has_waited or place.is_paid):
+            self._check_bounds(demand, job.time_left_s, now_s)
+        if place.arrival_us is None:
+            place.arrival_us = self._order.arrival_us(demand, tenant, job.age_s)
+        self._order.enqueue(job.request, demand, tenant, place.arrival_us, has_waited=has_waited)
+        self._places[job.request] = place
+        if num_waiting:
+            self._drain(rooms, now_s, newcomer)
 
-    def _drain(self, rooms: list[Room], now_s: float) -> None:
-        requests = list(islice(self._waiting, WINDOW))
-        for request in requests:
-            place = self._places[request]
-            assert place.job is not None
-            if not self._is_wanted(place, now_s):
-                self._forget(request)
-                continue
-            room = cheapest(rooms, place.num_blocks, 0)
-            if room is not None:
-                del self._waiting[request]
-                self._append(room, place.job, place.num_blocks, now_s)
-            elif not contest(rooms, place.num_blocks):
+    def _check_bounds(self, demand: Demand, time_left_s: float | None, now_s: float) -> None:
+        policy, order = self._policy, self._order
+        order.rate.tick(now_s)
+        rate = self._tokens_per_s()
+        is_heavy = len(order) > 0 and order.num_tokens + demand.cost > policy.max_waiting_tokens
+        if len(order) >= policy.max_waiting_requests or is_heavy:
+            raise full(policy, order.num_tokens / rate if rate else None)
+        if rate and time_left_s is not None:
+            missing_s = order.tokens_ahead(demand.rank, demand.tenant) / rate - time_left_s
+            if missing_s > 0:
+                raise late(policy, missing_s)
+
+    def _tokens_per_s(self) -> float | None:
+        rate = self._order.rate
+        return tokens_per_s(self._policy, rate.busy_s, rate.num_tokens, rate.num_jobs)
+
+    def _give(
+        self, rooms: list[Room], place: _Place, newcomer: _Newcomer | None, now_s: float, *, has_waited: bool
+    ) -> bool:
+        """Append the job to the cheapest lane with room, if there is one."""
+        job, demand = place.job, place.demand
+        assert job is not None
+        assert demand is not None
+
+        def num_cached(lane: Lane) -> int:
+            if newcomer is None or job.request != newcomer.request:
+                return 0
+            return self.prefixes.num_cached(lane.worker, lane.epoch, newcomer.prefixes)
+
+        chosen = cheapest(rooms, demand, num_cached)
+        if chosen is None:
+            return False
+        room, num_uncached = chosen
+        self._order.dequeue(job.request, is_served=True)
+        entry = room.append(job, demand, num_uncached, now_s, now_s + self._policy.stream_ttl_s)
+        if not place.is_paid:
+            self._order.charge(demand.tenant, demand.cost, has_waited=has_waited)
+        if place.arrival_us is None:
+            place.arrival_us = round((now_s - job.age_s) * 1e6)
+        self._places[job.request] = _Place(
+            job.placement, _State.PLACED, now_s, place.arrival_us, is_paid=True, lane=room.lane, entry=entry
+        )
+        return True
+
+    def _drain(self, rooms: list[Room], now_s: float, newcomer: _Newcomer | None = None) -> None:
+        if not any(room.num_seats > 0 for room in rooms):
+            return
+        passed: set[RequestId] = set()
+        for number, item in enumerate(self._order.turns(passed)):
+            if number == WINDOW:
+                contest(rooms, None)
                 return
-        if len(requests) == WINDOW:
-            contest(rooms, 0)
+            place = self._places[item.request]
+            if not self._is_wanted(place, now_s):
+                self._forget(item.request)
+            elif not self._give(rooms, place, newcomer, now_s, has_waited=True):
+                if not contest(rooms, place.demand):
+                    return
+                passed.add(item.request)
 
     def _remove(self, request: RequestId) -> Lane | None:
         """Take a request's placement out of the waiting set or its lane; return that lane."""
-        self._waiting.pop(request, None)
+        self._order.dequeue(request, is_served=False)
         place = self._places.get(request)
         if place is None or place.lane is None or place.entry is None:
             return None
@@ -219,10 +292,12 @@ class MemoryQueue:
 
     def _bury(self, request: RequestId, place: _Place | None, now_s: float) -> None:
         if place is not None:
-            self._places[request] = _Place(place.placement, _State.WITHDRAWN, now_s)
+            self._places[request] = _Place(
+                place.placement, _State.WITHDRAWN, now_s, place.arrival_us, is_paid=place.is_paid
+            )
 
     def _forget(self, request: RequestId) -> None:
-        self._waiting.pop(request, None)
+        self._order.dequeue(request, is_served=False)
         self._places.pop(request, None)
 
     def _sweep(self, now_s: float) -> None:

@@ -1,27 +1,40 @@
--- Place a job, or let it wait. Behind the prelude's arguments: job, request, placement, gateway, blocks, max_waiting,
--- ms until its deadline or '' for none, number of candidates, then (worker, epoch, cost) per lane. Lanes behind the
--- candidates only lose older placements.
--- Answers {'placed', worker, epoch}, {'waiting', ahead}, {'stale'}, {'full'} or {'elsewhere', worker, epoch}: call
--- again with that lane.
+-- Place a job, or let it wait. Behind the prelude's arguments: job, demand (packed, below), number of candidates, number
+-- of prefixes, their names (the longest prefix first), then (worker, epoch, cost) per lane. Lanes behind the candidates
+-- only lose older placements.
+-- A demand is {request, placement, gateway, blocks, seats, tokens, cost, rank, tenant, fingerprint, time_left (ms, to the
+-- deadline), age (ms), grain (by how many tokens each prefix is longer than the next), max_requests, max_tokens,
+-- known_after (ms), known_jobs}.
+-- Answers {'placed', worker, epoch}, {'waiting', ahead}, {'stale'}, {'full', ms}, {'late', ms} (ms: when to come again, ''
+-- if nobody knows) or {'elsewhere', worker, epoch}: call again with that lane.
 
-local job, request, placement = ARGV[ARG + 1], ARGV[ARG + 2], tonumber(ARGV[ARG + 3])
-local gateway, blocks, max_waiting = ARGV[ARG + 4], tonumber(ARGV[ARG + 5]), tonumber(ARGV[ARG + 6])
-local time_left, num_candidates = tonumber(ARGV[ARG + 7]), tonumber(ARGV[ARG + 8])
+local job, demand = ARGV[ARG + 1], cmsgpack.unpack(ARGV[ARG + 2])
+local num_candidates, num_prefixes = tonumber(ARGV[ARG + 3]), tonumber(ARGV[ARG + 4])
+local LANES = ARG + 5 + num_prefixes
+local prefixes = num_prefixes > 0 and {grain = demand.grain, names = {unpack(ARGV, ARG + 5, LANES - 1)}}
+local request, placement, rank = demand.request, demand.placement, demand.rank
 
-renew_lease(gateway)
+renew_lease(demand.gateway)
 sweep()
 
-local place = load_row(PLACES, request)
-if place and placement == place.placement and place.state == 'placed' then
-  return {'placed', place.worker, place.epoch}
-elseif place and placement == place.placement and place.state == 'waiting' then
-  return {'waiting', redis.call('ZRANK', WAITING, request) or 0}
-elseif place and placement <= place.placement then
+local former = load_row(PLACES, request)
+
+-- Jobs that stand before it for sure: more urgent ones, and earlier ones of its own flow.
+local function num_ahead(member)
+  local item = parse(member)
+  return redis.call('ZLEXCOUNT', WAITING, '-', '(' .. string.format('%02d', item.rank))
+    + redis.call('ZLEXCOUNT', WAITING, '[' .. item.flow .. ':', '(' .. member)
+end
+
+if former and placement == former.placement and former.state == 'placed' then
+  return {'placed', former.worker, former.epoch}
+elseif former and placement == former.placement and former.state == 'waiting' then
+  return {'waiting', num_ahead(former.member)}
+elseif former and placement <= former.placement then
   return {'stale'}
 end
 
 local lanes, candidates = {}, {}
-for first = ARG + 9, #ARGV, 3 do
+for first = LANES, #ARGV, 3 do
   local lane = open_lane(#lanes, ARGV[first], ARGV[first + 1], tonumber(ARGV[first + 2]))
   lanes[#lanes + 1] = lane
   if #lanes <= num_candidates then
@@ -29,46 +42,78 @@ for first = ARG + 9, #ARGV, 3 do
   end
 end
 
-local arrival = redis.call('ZSCORE', WAITING, request) -- a later placement keeps its age
-if place then
-  if not remove(request, place, lanes) then
-    return {'elsewhere', place.worker, place.epoch}
+local is_waiting = former and former.state == 'waiting'
+if former then
+  if not remove(request, former, lanes) then
+    return {'elsewhere', former.worker, former.epoch}
   end
-  remember(request, {placement = place.placement, state = 'withdrawn'})
+  remember(request, {placement = former.placement, state = 'withdrawn', arrival = former.arrival, paid = former.paid})
 end
 
-local function park()
-  if not arrival then
-    local last = redis.call('ZREVRANGE', WAITING, 0, 0, 'WITHSCORES')[2]
-    arrival = math.max(now_us, tonumber(last or 0) + 1) -- the clock may step back
+-- Without a record it was placed so long ago that the record is forgotten, if not for the first time.
+local is_paid = former and former.paid or (not former and placement > 1)
+local tenant = is_paid and PAID or demand.tenant
+local place = {
+  placement = placement, state = 'waiting', gateway = demand.gateway, paid = is_paid or nil,
+  blocks = demand.blocks, seats = demand.seats, tokens = demand.tokens, fingerprint = demand.fingerprint,
+  ends = demand.time_left and now + demand.time_left,
+}
+
+local num_waiting = redis.call('ZCARD', WAITING)
+if num_waiting == 0 then
+  local lane = cheapest(candidates, place, prefixes)
+  if lane then
+    place.arrival = former and former.arrival or now_us - 1000 * demand.age
+    append(lane, request, place, job)
+    if not is_paid then
+      charge(demand.tenant, demand.cost, is_waiting)
+    end
+    return {'placed', lane.worker, lane.epoch}
   end
-  redis.call('ZADD', WAITING, arrival, request)
-  redis.call('HSET', PARKED, request, job)
-  redis.call('PEXPIRE', WAITING, KEEP)
-  redis.call('PEXPIRE', PARKED, KEEP)
-  remember(request, {
-    placement = placement, state = 'waiting', blocks = blocks, gateway = gateway, ends = time_left and now + time_left,
-  })
 end
 
-if arrival then -- it stands in the queue already: let the queue decide
-  park()
-  drain(candidates)
-  place = load_row(PLACES, request)
-  if place and place.state == 'placed' then
-    return {'placed', place.worker, place.epoch}
+-- Tokens that are served before it, as far as that can be foreseen: other tenants get as much as its own.
+local function tokens_ahead()
+  local higher, fields = 0, {}
+  for _, other in ipairs(ranks_waiting()) do
+    if other < rank then
+      higher = higher + tonumber(redis.call('HGET', BACKLOG, string.format('%02d', other)) or 0)
+    end
   end
-  return {'waiting', redis.call('ZRANK', WAITING, request) or 0}
+  local row = redis.call('HMGET', BACKLOG, flow_of(rank, tenant), string.format('%02d', rank))
+  local equal = redis.call('ZCOUNT', FLOWS, score(rank, 0), '(' .. score(rank + 1, 0))
+  return higher + math.min(tonumber(row[2] or 0), tonumber(row[1] or 0) * equal)
 end
 
-drain(candidates)
-local lane = cheapest(candidates, blocks, 1)
-if lane then
-  append(lane, request, placement, blocks, job)
-  return {'placed', lane.worker, lane.epoch}
+-- Why it must not wait, and after how many ms it should come again. Whose client has read a part is never refused.
+local function refusal()
+  if is_waiting or is_paid then
+    return nil
+  end
+  local rate = load_rate()
+  local per_ms = rate.busy >= demand.known_after and rate.jobs >= demand.known_jobs and rate.tokens / rate.busy
+  local tokens = tonumber(redis.call('HGET', BACKLOG, ALL) or 0)
+  if num_waiting >= demand.max_requests or (num_waiting > 0 and tokens + demand.cost > demand.max_tokens) then
+    return {'full', per_ms and whole(tokens / per_ms) or ''}
+  end
+  local wait = per_ms and demand.time_left and tokens_ahead() / per_ms
+  if wait and wait > demand.time_left then
+    return {'late', whole(wait - demand.time_left)}
+  end
 end
-if redis.call('ZCARD', WAITING) >= max_waiting then
-  return {'full'}
+
+local refused = refusal()
+if refused then
+  return refused
 end
-park()
-return {'waiting', redis.call('ZRANK', WAITING, request)}
+place.arrival = former and former.arrival
+  or (demand.age > 0 and now_us - 1000 * demand.age or arrival_behind(flow_of(rank, tenant)))
+place.member = enqueue(rank, tenant, place.arrival, demand.cost, request, is_waiting)
+redis.call('HSET', PARKED, request, job)
+keep(PARKED)
+remember(request, place)
+if num_waiting > 0 then -- the order decides, also who is first of all now
+  drain(candidates, request, prefixes)
+end
+local lane = given[request]
+return lane and {'placed', lane.worker, lane.epoch} or {'waiting', num_ahead(place.member)}

@@ -18,9 +18,18 @@ class BrokerPolicy:
     """How long a repeated place or a late withdraw of the same request is recognised."""
     task_ttl_s: float = 3600.0
     """A prefill stream to which nobody has published for so long vanishes."""
-    max_waiting: int = 1024
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 4_000_000
+    """What waiting jobs may cost together; one job may wait alone, whatever it costs."""
+    ageing_s: float = 30.0
+    """So long a job waits for a newer one of the next higher priority, not longer."""
     retry_after_s: float = 1.0
-    """What a request refused for a full waiting set is told."""
+    """What a refused request is told while nobody knows how fast the waiting set empties."""
+    longest_retry_after_s: float = 60.0
+    rate_known_after_s: float = 5.0
+    """So long somebody must have waited lately (of 30 s or so), and so many jobs must have left the waiting set for a
+    worker, before anybody concludes from their rate how long others will wait."""
+    rate_known_after_jobs: int = 5
     max_deliveries: int = 3
     """A prefill task taken over more often than that kills its workers: it is dropped."""
     max_notices: int = 1000

@@ -3,14 +3,18 @@
 Every method raises `BrokerUnavailable` when Redis cannot be reached in time, and nothing else of redis-py's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
-from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
+from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, TenantId, WorkerId
 from common.messages.job import Job, PrefillTask
 from common.messages.notice import CancelNotice
+from common.messages.prefixes import NO_PREFIXES, PromptPrefixes
 from common.messages.registry import ModelCard, WorkerLoad, WorkerRecord, WorkerState
+
+NO_CORRECTIONS: Final[Mapping[TenantId, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,30 @@ class Candidate:
     worker: WorkerId
     epoch: Epoch
     cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePressure:
+    """What waits for room, and how fast that goes to workers: tokens per second, None while nobody knows."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    tokens_per_s: float | None = None
+
+    @property
+    def wait_s(self) -> float | None:
+        """Time until all that waits now has gone to workers."""
+        return self.num_tokens / self.tokens_per_s if self.tokens_per_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixNews:
+    """Short names of prefixes that came into a worker's cache or left it. `num_known`: how many the worker believes to
+    be told at present."""
+
+    num_known: int
+    added: Sequence[bytes] = ()
+    removed: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +122,18 @@ class Registry(Protocol):
 class JobQueue(Protocol):
     """Jobs on their way from gateways to decode workers."""
 
-    async def place(self, job: Job, num_blocks: int, candidates: Sequence[Candidate]) -> Placed | Waiting:
-        """Append the job to the stream of the cheapest candidate with room for `num_blocks`, else let it wait, for at
-        most its `time_left_s`.
+    async def place(
+        self, job: Job, num_blocks: int, candidates: Sequence[Candidate], prefixes: PromptPrefixes = NO_PREFIXES
+    ) -> Placed | Waiting:
+        """Append the job to the stream of the cheapest candidate with room for `num_blocks` and all its choices; else
+        let it wait, for at most its `time_left_s`. A worker that has some of the `prefixes` is cheaper.
 
-        Idempotent by (request, placement). A higher placement of a request removes its older ones. Nobody overtakes a
-        waiting job on a worker that could hold it. Raise `Overloaded` if too many wait, `StalePlacement` if the
-        placement was withdrawn or a higher one was placed.
+        Waiting jobs go by priority (which grows while they wait), by what their tenants were served, by age. Nobody
+        overtakes a waiting job that precedes it, on a worker that could hold that job.
+
+        Idempotent by (request, placement). A higher placement of a request removes its older ones, keeps its age and
+        costs its tenant nothing more. Raise `Overloaded` if too many wait or if the job could not be served in time,
+        `StalePlacement` if the placement was withdrawn or a higher one was placed.
         """
 
     async def withdraw(self, request: RequestId, placement: PlacementNumber) -> None:
@@ -113,8 +146,20 @@ class JobQueue(Protocol):
     async def read(self, worker: WorkerId, epoch: Epoch, after: EntryId | None, block_s: float) -> list[QueuedJob]:
         """Return jobs addressed to that incarnation behind `after`, waiting up to `block_s` for the first one."""
 
-    async def beat_gateway(self, gateway: GatewayId) -> None:
-        """Renew the lease of a gateway; its waiting jobs vanish when it ends."""
+    async def beat_gateway(
+        self, gateway: GatewayId, corrections: Mapping[TenantId, int] = NO_CORRECTIONS
+    ) -> QueuePressure:
+        """Renew the lease of a gateway; its waiting jobs vanish when it ends. `corrections` are the tokens by which
+        tenants were charged too little (or, negative, too much) for what has ended since the last beat."""
+
+
+class PrefixIndex(Protocol):
+    """What the prefix caches of decode workers have, for `JobQueue.place`. An entry that is wrong costs time, nothing
+    else."""
+
+    async def tell(self, worker: WorkerId, epoch: Epoch, news: PrefixNews) -> bool:
+        """Take in what has changed. False: other entries were known than the worker believed; all are forgotten, and it
+        begins anew."""
 
 
 class TaskQueue(Protocol):

@@ -6,6 +6,7 @@ from typing import Final, Self
 from common.broker.connection import COMMAND_TIMEOUT_S, RedisConnection
 from common.broker.policy import BrokerPolicy
 from common.broker.redis_jobs import RedisJobQueue
+from common.broker.redis_prefixes import RedisPrefixIndex
 from common.broker.redis_registry import RedisModelIndex, RedisRegistry
 from common.broker.redis_tasks import RedisTaskQueue
 from common.messages.ids import Fingerprint, ModelName
@@ -20,6 +21,7 @@ class RedisBroker:
         self._policy: Final = policy or BrokerPolicy()
         self.registry: Final = RedisRegistry(connection, model, self._policy)
         self.jobs: Final = RedisJobQueue(connection, model, self._policy)
+        self.prefixes: Final = RedisPrefixIndex(connection, model, self._policy)
 
     @classmethod
     def connect(

@@ -1,18 +1,31 @@
 """Job queue over Redis: what to place where is decided in Lua, atomically over all gateways and workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from common.broker import scripts
 from common.broker.connection import Argument, RedisConnection, StreamVanished
+from common.broker.demand import Demand
 from common.broker.entries import sort_out
-from common.broker.keys import Keys
+from common.broker.keys import Keys, escape
 from common.broker.policy import BrokerPolicy
-from common.broker.protocols import Candidate, Placed, QueuedJob, Waiting, Whereabouts
-from common.errors import Overloaded, StalePlacement
+from common.broker.pressure import full, late, tokens_per_s
+from common.broker.protocols import (
+    NO_CORRECTIONS,
+    Candidate,
+    Placed,
+    QueuedJob,
+    QueuePressure,
+    Waiting,
+    Whereabouts,
+)
+from common.errors import StalePlacement
 from common.messages.codec import encode
-from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, WorkerId
+from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, TenantId, WorkerId
 from common.messages.job import Job
+from common.messages.prefixes import NO_PREFIXES, PromptPrefixes
 
 NUM_JOBS_PER_READ = 64
 
@@ -25,20 +38,20 @@ class RedisJobQueue:
         self._keys: Final = Keys(model)
         self._policy: Final = policy
 
-    async def place(self, job: Job, num_blocks: int, candidates: Sequence[Candidate]) -> Placed | Waiting:
-        """Append the job to the stream of the cheapest candidate with room for `num_blocks`, else let it wait.
+    async def place(
+        self, job: Job, num_blocks: int, candidates: Sequence[Candidate], prefixes: PromptPrefixes = NO_PREFIXES
+    ) -> Placed | Waiting:
+        """Append the job to the stream of the cheapest candidate with room, else let it wait; see `JobQueue.place`.
 
-        Raise `Overloaded` if the waiting set is full, `StalePlacement` if the placement was withdrawn or superseded.
+        Raise `Overloaded` if it must not wait, `StalePlacement` if the placement was withdrawn or superseded.
         """
+        demand = self._demand(job, Demand.of(job, num_blocks), prefixes.grain)
         arguments: tuple[Argument, ...] = (
             encode(job),
-            job.request,
-            job.placement,
-            job.gateway,
-            num_blocks,
-            self._policy.max_waiting,
-            "" if job.time_left_s is None else scripts.milliseconds(job.time_left_s),
+            demand,
             len(candidates),
+            len(prefixes.names),
+            *reversed(prefixes.names),
         )
         lanes = [(candidate.worker, candidate.epoch, candidate.cost) for candidate in candidates]
         while True:
@@ -49,8 +62,10 @@ class RedisJobQueue:
                     return Waiting(num_ahead)
                 case [b"elsewhere", worker, epoch]:
                     lanes = [*lanes[: len(candidates)], (WorkerId(worker.decode()), Epoch(int(epoch)), 0.0)]
-                case [b"full"]:
-                    raise Overloaded("The waiting queue is full.", retry_after_s=self._policy.retry_after_s)
+                case [b"full", wait_ms]:
+                    raise full(self._policy, int(wait_ms) / 1000 if wait_ms else None)
+                case [b"late", wait_ms]:
+                    raise late(self._policy, int(wait_ms) / 1000)
                 case _:
                     raise StalePlacement(job.request, job.placement)
 
@@ -77,7 +92,7 @@ class RedisJobQueue:
 
     async def read(self, worker: WorkerId, epoch: Epoch, after: EntryId | None, block_s: float) -> list[QueuedJob]:
         """Return jobs addressed to that incarnation behind `after`, waiting up to `block_s` for the first one."""
-        stream, held = self._keys.lane(worker, epoch)
+        stream, held, _ = self._keys.lane(worker, epoch)
         try:
             reply = await self._connection.read(
                 block_s, "XREAD", "COUNT", NUM_JOBS_PER_READ, streams=(stream, after or "0-0")
@@ -90,9 +105,38 @@ class RedisJobQueue:
             await self._connection.call("HDEL", held, entry)
         return [QueuedJob(entry, job) for entry, job in readable]
 
-    async def beat_gateway(self, gateway: GatewayId) -> None:
-        """Renew the lease of a gateway."""
-        await self._run(scripts.BEAT_GATEWAY, (gateway,), ())
+    async def beat_gateway(
+        self, gateway: GatewayId, corrections: Mapping[TenantId, int] = NO_CORRECTIONS
+    ) -> QueuePressure:
+        """Renew the lease of a gateway and correct what its tenants were charged."""
+        flat = [value for tenant, tokens in corrections.items() for value in (escape(tenant), tokens)]
+        num_requests, num_tokens, *rate = await self._run(scripts.BEAT_GATEWAY, (gateway, *flat), ())
+        busy_ms, tokens, jobs = rate
+        return QueuePressure(num_requests, num_tokens, tokens_per_s(self._policy, busy_ms / 1000, tokens, jobs))
+
+    def _demand(self, job: Job, demand: Demand, grain: int) -> bytes:
+        """Return what `place.lua` calls a demand."""
+        policy, time_left_s = self._policy, job.time_left_s
+        fields = {
+            "request": job.request,
+            "placement": job.placement,
+            "gateway": job.gateway,
+            "blocks": demand.num_blocks,
+            "seats": demand.num_seats,
+            "tokens": demand.num_tokens,
+            "cost": demand.cost,
+            "rank": demand.rank,
+            "tenant": demand.tenant,
+            "fingerprint": demand.fingerprint,
+            "time_left": None if time_left_s is None else scripts.milliseconds(time_left_s),
+            "age": scripts.milliseconds(job.age_s),
+            "grain": grain,
+            "max_requests": policy.max_waiting_requests,
+            "max_tokens": policy.max_waiting_tokens,
+            "known_after": scripts.milliseconds(policy.rate_known_after_s),
+            "known_jobs": policy.rate_known_after_jobs,
+        }
+        return msgspec.msgpack.encode(fields)
 
     async def _run(
         self,

@@ -46,6 +46,7 @@ class RedisRegistry:
             num_busy,
             load.absorbed or "",
             scripts.milliseconds(self._policy.card_ttl_s),
+            record.fingerprint,
         )
         if answer[0] == b"superseded":
             logger.error("beat ignored: another process has the seat", extra={"worker": record.worker})

@@ -21,9 +21,14 @@ def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def queue_limits(policy: BrokerPolicy) -> tuple[int, int, int]:
-    """Return the arguments that `queue.lua` expects before those of the script behind it."""
-    return (milliseconds(policy.stream_ttl_s), milliseconds(policy.record_ttl_s), milliseconds(policy.gateway_ttl_s))
+def queue_limits(policy: BrokerPolicy) -> tuple[int, int, int, int]:
+    """Return the arguments that the prelude expects before those of the script behind it."""
+    return (
+        milliseconds(policy.stream_ttl_s),
+        milliseconds(policy.record_ttl_s),
+        milliseconds(policy.gateway_ttl_s),
+        milliseconds(policy.ageing_s),
+    )
 
 
 def _load(*names: str) -> Script:
@@ -32,10 +37,13 @@ def _load(*names: str) -> Script:
     return Script(source, sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-BEAT = _load("queue", "beat")
-BEAT_GATEWAY = _load("queue", "beat_gateway")
-PLACE = _load("queue", "place")
-WITHDRAW = _load("queue", "withdraw")
+PRELUDE = ("queue", "order", "lanes")
+
+BEAT = _load(*PRELUDE, "beat")
+BEAT_GATEWAY = _load(*PRELUDE, "beat_gateway")
+PLACE = _load(*PRELUDE, "place")
+WITHDRAW = _load(*PRELUDE, "withdraw")
+TELL_PREFIXES = _load("tell_prefixes")
 WHEREABOUTS = _load("whereabouts")
 WORKERS = _load("workers")
 LEAVE = _load("leave")

@@ -14,6 +14,8 @@ if place and place.placement > placement then
 elseif place and not remove(request, place, lanes) then
   return {'elsewhere', place.worker, place.epoch}
 end
-remember(request, {placement = placement, state = 'withdrawn'})
+remember(request, {
+  placement = placement, state = 'withdrawn', arrival = place and place.arrival, paid = place and place.paid,
+})
 drain(lanes)
 return {'done'}

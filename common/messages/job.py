@@ -10,6 +10,7 @@ from common.messages.ids import (
     FIRST_CHOICE,
     ChoiceIndex,
     Epoch,
+    Fingerprint,
     GatewayId,
     ModelName,
     PlacementNumber,
@@ -44,7 +45,9 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     not clock times. `num_deaths` counts the processes that died or stalled over the request so far; one that
     `runs_alone` saw so many that it is computed beside nobody else.
 
-    `priority` (higher is sooner) and `tenant` (whose fair share it is) order the waiting jobs.
+    `priority` (higher is sooner), `tenant` (whose fair share it is) and `age_s` (since the request came to its gateway)
+    order the waiting jobs. `cost` is how many tokens it is expected to take, which its tenant's share is charged for;
+    None: as many as it may. `fingerprint` is the only version of the model that may answer, None: any.
     """
 
     request: RequestId
@@ -63,6 +66,9 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
     num_deaths: int = 0
     tenant: TenantId = ANYBODY
     priority: int = 0
+    cost: int | None = None
+    age_s: float = 0.0
+    fingerprint: Fingerprint | None = None
 
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill_task", tag_field="kind"):

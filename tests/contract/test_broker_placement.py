@@ -26,7 +26,7 @@ class TestPlacement:
     async def test_load_counts_as_cost(self, broker: Broker) -> None:
         await broker.registry.beat(worker_record(D0), worker_load(num_running=3))
         await broker.registry.beat(worker_record(D1), worker_load())
-        both = candidate(D0), candidate(D1, cost=1.5)
+        both = candidate(D0), candidate(D1, cost=40)  # a sequence at work weighs 64, the jobs have 16 tokens
         placed = [await place(broker, request, 10, *both) for request in "abcd"]
         assert placed == [Placed(D1, EPOCH), Placed(D1, EPOCH), Placed(D0, EPOCH), Placed(D1, EPOCH)]
 
@@ -178,7 +178,7 @@ class TestWaiting:
         assert await read(broker) == ["a"]
 
     async def test_a_full_waiting_set_refuses(self, harness: Harness) -> None:
-        broker = harness.broker(policy=BrokerPolicy(max_waiting=2, retry_after_s=3.5))
+        broker = harness.broker(policy=BrokerPolicy(max_waiting_requests=2, retry_after_s=3.5))
         await place(broker, "a")
         await place(broker, "b")
         with pytest.raises(Overloaded) as refusal:
@@ -258,7 +258,7 @@ class TestDeadlines:
 
     async def test_an_expired_job_makes_room_in_the_waiting_set(self, harness: Harness) -> None:
         """Also behind one that still waits, which nobody can take now."""
-        broker = harness.broker(policy=BrokerPolicy(max_waiting=3))
+        broker = harness.broker(policy=BrokerPolicy(max_waiting_requests=3))
         for request, time_left_s in (("a", None), ("b", 0.2), ("c", 0.2)):
             await broker.jobs.place(make_job(request, time_left_s=time_left_s), 10, ())
         with pytest.raises(Overloaded):

@@ -8,7 +8,7 @@ from common.broker.memory_broker import MemoryBroker, MemoryModelIndex
 from common.broker.memory_limits import MemoryLimits
 from common.broker.memory_notices import MemoryNoticeBoard
 from common.broker.policy import BrokerPolicy
-from common.broker.protocols import JobQueue, ModelIndex, NoticeBoard, Registry, TaskQueue
+from common.broker.protocols import JobQueue, ModelIndex, NoticeBoard, PrefixIndex, Registry, TaskQueue
 from common.broker.redis_broker import RedisBroker
 from common.broker.redis_limits import RedisLimits
 from common.broker.redis_notices import RedisNoticeBoard
@@ -30,6 +30,10 @@ class Broker(Protocol):
     @property
     def jobs(self) -> JobQueue:
         """Jobs for decode workers."""
+
+    @property
+    def prefixes(self) -> PrefixIndex:
+        """What workers have in their caches."""
 
     @property
     def index(self) -> ModelIndex:
