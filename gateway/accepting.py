@@ -8,6 +8,7 @@ from common.telemetry.traces import Stage
 from gateway.deadline import Deadline
 from gateway.echo import Echo, echo_of
 from gateway.engine import GenerateRequest
+from gateway.metering import Metering
 from gateway.prompts import encode_prompts
 from gateway.request_ids import part_of
 from gateway.request_record import RequestRecord
@@ -50,11 +51,14 @@ async def accept(
     span: RequestSpan,
     deadline: Deadline,
     record: RequestRecord,
+    metering: Metering,
 ) -> Accepted:
-    """Return the request ready for the engine; raises what is wrong with it, with any of its prompts."""
+    """Return the request ready for the engine; raises what is wrong with it, with any of its prompts, or `RateLimited`
+    if these are longer than its body let expect."""
     model = await service.models.get(request.model)
     with span.stage(Stage.TOKENIZE), record.timed(Stage.TOKENIZE):
         prompts_ids = await encode_prompts(request.prompts, model, service.models)
+    await metering.settle(sum(map(len, prompts_ids)))
     grammar = None if request.grammar is None else await request.grammar.compile(model, service.models, prompts_ids[0])
     seed = random_seed()
     samplings = [settle_sampling(request, model.card, len(ids), seed, grammar) for ids in prompts_ids]
@@ -72,6 +76,7 @@ async def accept(
         fingerprint=model.card.fingerprint,
         deadline_s=deadline.left_s,
         num_choices=request.form.num_generated,
+        tenant=metering.tenant,
         priority=request.sampling.priority or 0,
     )
     asked = [

@@ -6,6 +6,7 @@ from typing import Protocol, Self, assert_never
 
 from common.broker.limits import Limit, Refusal, Verdict
 from common.errors import RateLimited, Unavailable
+from common.messages.ids import TenantId
 from gateway.claims import Claim
 from gateway.tenant_permits import TenantPermits
 
@@ -13,12 +14,19 @@ from gateway.tenant_permits import TenantPermits
 class Metering(Protocol):
     """What a request holds of its tenant's limits while it is in progress."""
 
+    @property
+    def tenant(self) -> TenantId:
+        """Whose limits and fair share it counts against."""
+
     async def settle(self, num_prompt_tokens: int) -> None:
         """Charge the prompt as it is in place of its estimate; raise `RateLimited`, and nothing is charged."""
 
 
 class Unmetered:
     """Of a tenant without limits: nobody is asked."""
+
+    def __init__(self, tenant: TenantId) -> None:
+        self.tenant = tenant
 
     async def settle(self, num_prompt_tokens: int) -> None:
         """Do nothing."""
@@ -34,6 +42,7 @@ class Metered:
         self._tenants = tenants
         self._claim = claim
         self._retry_after_s = retry_after_s
+        self.tenant = claim.caller.tenant
 
     async def __aenter__(self) -> Self:
         caller, claim = self._claim.caller, self._claim
@@ -44,8 +53,8 @@ class Metered:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_unserved = isinstance(error, Unavailable | RateLimited)
         meter = self._claim.meter
+        is_unserved = isinstance(error, Unavailable | RateLimited) and not meter.num_tokens
         num_used = None if is_unserved else meter.num_prompt_tokens + meter.num_tokens
         self._tenants.release(self._claim.caller.tenant, self._claim.request, num_used)
 

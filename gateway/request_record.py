@@ -14,7 +14,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from common.errors import RequestError
+from common.errors import RateLimited, RequestError
 from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import Stage
 from gateway.engine import FinishReason, StageTimes
@@ -46,7 +46,7 @@ class RequestRecord:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._metrics.running.dec()
-        if kind is not None and issubclass(kind, RequestError):
+        if kind is not None and issubclass(kind, RequestError | RateLimited):
             return
         outcome = self._outcome(kind)
         duration_s = self._clock() - self._arrived_s

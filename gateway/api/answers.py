@@ -1,7 +1,8 @@
 """A generation request, from its validated form to the last byte of its answer, streamed or whole."""
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
+from functools import partial
 
 from aiohttp import web
 from msgspec import UNSET, structs
@@ -10,9 +11,10 @@ from common.telemetry.traces import Stage
 from gateway.accepting import Accepted, accept
 from gateway.answer import Answer
 from gateway.api.heading import heading_of
-from gateway.api.keys import ARRIVED_S, EVENT_STREAM, REQUEST_ID, SERVICE, SPAN
+from gateway.api.keys import ARRIVED_S, CALLER, EVENT_STREAM, QUOTA, REQUEST_ID, SERVICE, SPAN
 from gateway.api.shape import AnswerShape, Endpoint
 from gateway.api.streaming import StreamSink, send_answer
+from gateway.claims import Claim, estimated_tokens
 from gateway.collection import Collection
 from gateway.deadline import HEADER, Deadline, limit_of
 from gateway.engine import FinishReason
@@ -32,16 +34,29 @@ MANY_TOKENS = 1000
 async def answer(http: web.Request, request: ValidRequest, endpoint: Endpoint) -> web.StreamResponse:
     """Serve `request`; errors are raised, also in the middle of a stream (`answer_errors` answers them)."""
     service = http.app[SERVICE]
+    http[CALLER].require(request.model, request.sampling.priority or 0)
     limit_s = limit_of(http.headers.getall(HEADER, ()), service.settings.deadline_s)
     deadline = Deadline(limit_s, http[ARRIVED_S])
     with RequestRecord(service.metrics, http[ARRIVED_S]) as record:
-        async with deadline.enforced():
+        async with deadline.enforced(), AsyncExitStack() as held:
             with http[SPAN].stage(Stage.ADMIT), record.timed(Stage.ADMIT):
-                permit = service.admission.admit()
-            with permit:
-                accepted = await accept(service, request, http[REQUEST_ID], http[SPAN], deadline, record)
-                serve = _stream if request.form.streams else _whole
-                return await serve(http, service, accepted, endpoint, record)
+                claim = await _claim(http, request, record)
+                metering = await held.enter_async_context(service.admission.reserve(claim))
+            accepted = await accept(service, request, http[REQUEST_ID], http[SPAN], deadline, record, metering)
+            serve = _stream if request.form.streams else _whole
+            return await serve(http, service, accepted, endpoint, record)
+
+
+async def _claim(http: web.Request, request: ValidRequest, record: RequestRecord) -> Claim:
+    return Claim(
+        caller=http[CALLER],
+        request=http[REQUEST_ID],
+        num_choices=len(request.prompts) * request.form.num_generated,
+        num_prompt_tokens=estimated_tokens(len(await http.read())),  # has been read already
+        max_tokens=request.max_tokens,
+        meter=record,
+        on_quota=partial(http.__setitem__, QUOTA),
+    )
 
 
 async def _whole(

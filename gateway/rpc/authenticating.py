@@ -5,7 +5,7 @@ Denied by default, methods that do not exist included; only the health service i
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -20,8 +20,9 @@ OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Healt
 caller: ContextVar[Caller] = ContextVar("caller")
 """Who makes the call that the current task serves. Without a default: a call that was not looked at fails."""
 
-Handler = grpc.RpcMethodHandler[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+if TYPE_CHECKING:  # the classes of grpc are generic in its stubs alone
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
@@ -31,8 +32,8 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         self._door = door
 
     async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+        self, continuation: "Continuation", handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
         """Return the handler of a call, or one that refuses it."""
         if handler_call_details.method in OPEN_METHODS:
             caller.set(ANYONE)
@@ -50,7 +51,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
-def _refusing(code: grpc.StatusCode, message: str) -> Handler:
+def _refusing(code: grpc.StatusCode, message: str) -> "Handler":
     """Return a handler for calls of any kind that ends them before it has read anything."""
 
     async def refuse(_: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
