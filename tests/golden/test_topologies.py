@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -108,12 +109,17 @@ def seeded() -> dict[str, str]:
     return {}
 
 
-async def _complete(session: aiohttp.ClientSession, url: str, ids: list[int], **fields: object) -> tuple[str, int]:
+async def _answer(session: aiohttp.ClientSession, url: str, ids: list[int], **fields: object) -> dict[str, Any]:
     body = {"model": "smollm2-135m-instruct", "prompt": ids, "max_tokens": MAX_TOKENS, "temperature": 0} | fields
     async with session.post(f"{url}/v1/completions", json=body) as response:
-        answer = await response.json()
+        answer: dict[str, Any] = await response.json()
         assert response.status == 200, answer
-        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
+        return answer
+
+
+async def _complete(session: aiohttp.ClientSession, url: str, ids: list[int], **fields: object) -> tuple[str, int]:
+    answer = await _answer(session, url, ids, **fields)
+    return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
 
 
 async def test_greedy_equals_transformers_alone(
@@ -146,6 +152,26 @@ async def test_seeded_sampling_is_the_same_everywhere(
     assert [text for text, _ in together] == [text for text in alone for _ in range(2)]
     for name, text in zip(names, alone, strict=True):
         assert text == seeded.setdefault(name, text)
+
+
+async def test_logprobs_of_answer_and_prompt(
+    cluster: Cluster, prompts: dict[str, list[int]], expected: dict[str, tuple[str, int]]
+) -> None:
+    """The same numbers wherever the prompt is computed, cached (it was computed before) or not."""
+    names = ["english", "chinese", "length-1", "length-33"]
+    asked = {"logprobs": 5, "echo": True}
+    async with aiohttp.ClientSession() as session:
+        for name in names * 2:
+            (choice,) = (await _answer(session, cluster.url, prompts[name], **asked))["choices"]
+            ids = prompts[name] + list(reference.generate(prompts[name], MAX_TOKENS).ids)
+            known = reference.logprobs(ids)
+            first, *numbers = choice["logprobs"]["token_logprobs"][: len(ids)]
+            assert first is None
+            assert numbers == pytest.approx([float(known[at, token]) for at, token in enumerate(ids[1:])], abs=1e-3)
+            tops = choice["logprobs"]["top_logprobs"][1 : len(ids)]
+            best = [max(top.values()) for top in tops]
+            assert best == pytest.approx(known[:-1].amax(-1).tolist(), abs=1e-3)
+            assert choice["text"].endswith(expected[name][0])
 
 
 async def test_the_path_was_the_one_asked_for(cluster: Cluster, request: pytest.FixtureRequest) -> None:

@@ -50,6 +50,13 @@ def bundled_model() -> LlamaForCausalLM:
     return model
 
 
+def logprobs(token_ids: list[int]) -> torch.Tensor:
+    """Return the logprobs [num_tokens, vocab] fp64 of the token behind each of these."""
+    with torch.inference_mode():
+        logits: torch.Tensor = bundled_model()(torch.tensor([token_ids])).logits[0]
+    return logits.double().log_softmax(-1)
+
+
 def generate(prompt_ids: list[int], max_tokens: int) -> Answer:
     """Return the greedy continuation."""
     ids = torch.tensor([prompt_ids])
