@@ -4,12 +4,14 @@ import asyncio
 import logging
 from typing import assert_never, cast
 
+from common.cache.journal import PrefixJournal
 from common.lifecycle.epochs import new_epoch
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId
 from common.messages.registry import Role, WorkerRecord
 from common.runtime.edge import WorkerEdge
 from common.runtime.foundation import Foundation, lay_foundation
+from common.runtime.prefix_teller import PrefixTeller
 from common.runtime.servicer import GatewayServicer
 from common.runtime.staging import Staging
 from common.runtime.standing import Tallies
@@ -63,6 +65,7 @@ class DecodeWorker:
             self._probe,
         )
         edge.tallies = self._tally
+        self._journal = PrefixJournal()
         self._leases = Leases(
             edge.channels,
             edge.worker,
@@ -108,6 +111,8 @@ class DecodeWorker:
             edge.spawn(self._releases.run(), "releases")
             edge.spawn(self._leases.run(), "leases")
             edge.spawn(self._retirements.run(), "retirements")
+            teller = PrefixTeller(edge.broker.prefixes, edge.worker, foundation.epoch, self._journal)
+            edge.spawn(teller.run(), "prefixes")
             code = await edge.serve(signals, lambda: not len(self._ledger))
             intake.cancel()
             await asyncio.gather(intake, return_exceptions=True)
@@ -127,7 +132,7 @@ class DecodeWorker:
     def _core(self, staging: Staging) -> DecodeCore:
         settings, foundation = self._settings, self._edge.foundation
         block_size = foundation.layout.block_size
-        pool, prefix = foundation.make_cache()
+        pool, prefix = foundation.make_cache(self._journal)
         scheduler = DecodeScheduler(
             pool,
             prefix,

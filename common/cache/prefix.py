@@ -1,24 +1,18 @@
 """Which full blocks of a pool hold the keys and values of which prefix. The engine thread owns it, like the pool.
 
 A prefix is named by a chain of SHA-256 over (parent hash, token ids), rooted in the cache salt and the model's
-fingerprint. The hash only finds a candidate: a hit also compares the token ids and the salt of the whole prefix, so a
-collision is a miss, never another prefix's keys and values.
+fingerprint (`common.messages.prefixes`). The hash only finds a candidate: a hit also compares the token ids and the
+salt of the whole prefix, so a collision is a miss, never another prefix's keys and values.
 """
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.cache.journal import PrefixJournal
 from common.cache.pool import BlockPool, named
 from common.messages.codec import pack_ids
 from common.messages.ids import BlockId
-
-HashFunction = Callable[[bytes], bytes]
-
-
-def sha256(data: bytes) -> bytes:
-    """Return the SHA-256 digest of `data`."""
-    return hashlib.sha256(data).digest()
+from common.messages.prefixes import HashFunction, blocks_per_grain, extend, root_of, sha256, short_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,16 +59,24 @@ class _Entry:
 class PrefixCache:
     """Finds and registers full blocks by content. `fingerprint` is the model's: other models never hit.
 
-    `hash_function` is an argument for tests; nothing but speed may depend on how good it is.
+    `hash_function` is an argument for tests; nothing but speed may depend on how good it is. `journal` is told what
+    comes and goes, for other processes.
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, fingerprint: str, hash_function: HashFunction = sha256
+        self,
+        pool: BlockPool,
+        block_size: int,
+        fingerprint: str,
+        hash_function: HashFunction = sha256,
+        journal: PrefixJournal | None = None,
     ) -> None:
         self._pool = pool
         self._block_size = block_size
         self._fingerprint = fingerprint
         self._hash = hash_function
+        self._journal = journal
+        self._num_told = blocks_per_grain(block_size)
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[BlockId, bytes] = {}
 
@@ -118,6 +120,8 @@ class PrefixCache:
                 self._entries[node.digest] = _Entry(node, block)
                 self._digests[block] = node.digest
                 self._pool.keep(block, self._drop)
+                if self._journal is not None and (index + 1) % self._num_told == 0:
+                    self._journal.note(short_name(node.digest), is_there=True)
             chain.num_published = index + 1
 
     def forget(self, block_ids: Sequence[BlockId]) -> None:
@@ -142,7 +146,10 @@ class PrefixCache:
         return texts
 
     def _drop(self, block: BlockId) -> None:
-        del self._entries[self._digests.pop(block)]
+        digest = self._digests.pop(block)
+        del self._entries[digest]
+        if self._journal is not None:
+            self._journal.note(short_name(digest), is_there=False)
 
     def _node(self, token_ids: Sequence[int], chain: HashChain, index: int) -> PrefixNode:
         nodes = chain.nodes
@@ -150,10 +157,7 @@ class PrefixCache:
             start = len(nodes) * self._block_size
             ids = tuple(token_ids[start : start + self._block_size])
             parent = nodes[-1] if nodes else None
-            digest = self._hash((parent.digest if parent else self._root(chain.salt)) + pack_ids(ids))
+            root = parent.digest if parent else root_of(self._fingerprint, chain.salt, self._hash)
+            digest = extend(root, pack_ids(ids), self._hash)
             nodes.append(PrefixNode(digest, parent, ids, chain.salt))
         return nodes[index]
-
-    def _root(self, salt: str) -> bytes:
-        fingerprint = self._fingerprint.encode()
-        return self._hash(len(fingerprint).to_bytes(8, "little") + fingerprint + salt.encode())

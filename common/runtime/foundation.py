@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from common.cache.journal import PrefixJournal
 from common.cache.layout import KVLayout
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
@@ -50,10 +51,10 @@ class Foundation:
     card: ModelCard
     memory: PoolMemory
 
-    def make_cache(self) -> tuple[BlockPool, PrefixCache]:
+    def make_cache(self, journal: PrefixJournal | None = None) -> tuple[BlockPool, PrefixCache]:
         """Return the owner of the pool's blocks and its prefix cache; once, for the engine thread."""
         pool = BlockPool(self.num_blocks, self.memory.generations)
-        return pool, PrefixCache(pool, self.layout.block_size, self.fingerprint)
+        return pool, PrefixCache(pool, self.layout.block_size, self.fingerprint, journal=journal)
 
 
 def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:

@@ -97,17 +97,22 @@ PLANTS = (
         rule="Prompts of different salts share no block.",
         file="common/cache/prefix.py",
         text=(
-            "self._root(chain.salt)) + pack_ids(ids))\n"
+            "root_of(self._fingerprint, chain.salt, self._hash)\n"
+            "            digest = extend(root, pack_ids(ids), self._hash)\n"
             "            nodes.append(PrefixNode(digest, parent, ids, chain.salt))"
         ),
-        replacement='self._root("")) + pack_ids(ids))\n            nodes.append(PrefixNode(digest, parent, ids, ""))',
+        replacement=(
+            'root_of(self._fingerprint, "", self._hash)\n'
+            "            digest = extend(root, pack_ids(ids), self._hash)\n"
+            '            nodes.append(PrefixNode(digest, parent, ids, ""))'
+        ),
         tests=(f"{POOL}::TestPrefixCache::test_a_salt_and_a_fingerprint_isolate",),
     ),
     Plant(
         name="fingerprint-ignored",
         rule="Blocks of another model are never hit.",
-        file="common/cache/prefix.py",
-        text='len(fingerprint).to_bytes(8, "little") + fingerprint + salt.encode()',
+        file="common/messages/prefixes.py",
+        text='len(mark).to_bytes(8, "little") + mark + salt.encode()',
         replacement="salt.encode()",
         tests=(f"{POOL}::TestPrefixCache::test_a_salt_and_a_fingerprint_isolate",),
     ),

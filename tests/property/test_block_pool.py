@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from common.cache.pool import BlockPool
-from common.cache.prefix import HashFunction, PrefixCache, sha256
+from common.cache.prefix import PrefixCache
 from common.messages.ids import BlockId, Generation, PlacementNumber, RequestId
+from common.messages.prefixes import HashFunction, sha256
 from common.messages.sampling import SamplingParams
 from common.scheduling.sequence import Sequence, SequenceKey
 from tests.support.paged_content import PagedContent
