@@ -61,10 +61,11 @@ class ModelDriver:
     pages: torch.Tensor = field(init=False)
     runner: ModelRunner = field(init=False)
     free: list[int] = field(init=False)
-    logprobs: defaultdict[SequenceKey, list[TokenLogprobs]] = field(default_factory=lambda: defaultdict(list))
+    logprobs: defaultdict[SequenceKey, list[TokenLogprobs]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.probe = BatchProbe(self.model)
+        self.logprobs = defaultdict(list)
         self.pages = poisoned_pages(self.model, self.num_blocks, self.block_size)
         self.runner = ModelRunner(self.probe, self.pages, self.block_size)
         self.free = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
