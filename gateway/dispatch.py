@@ -34,6 +34,7 @@ from gateway.feeds import Feeds
 from gateway.losses import LossReason, PlacementLost
 from gateway.placing import Placer
 from gateway.proofs import Proofs
+from gateway.request_ids import whole_of
 from gateway.roster import Roster, source_of
 from gateway.spans import CANCELLED
 from gateway.streams import PlacementFailed, Source, Stream
@@ -76,6 +77,7 @@ class Dispatcher:
         self._placer = Placer(self._gateway, roster, feeds, self._metrics, self._clock)
         self._canceller = Canceller(feeds)
         roster.is_trusted = self.proofs.is_trusted
+        roster.corrections = self._placer.charges.take
 
     @property
     def num_streams(self) -> int:
@@ -128,16 +130,18 @@ class Dispatcher:
         finally:
             del self._streams[request.request]
             stream.close(error)
+            self._placer.charges.settle(stream)
             if not stream.is_over:
                 self._release(stream)
 
     def cancel(self, request: RequestId, tenant: TenantId = ANYBODY) -> bool:
-        """End a request as its tenant asks for by its id; False if the tenant has none of that id under way here."""
-        stream = self._streams.get(request)
-        if stream is None or stream.request.tenant != tenant:
-            return False
-        stream.end(RequestCancelled("the request was cancelled by its id"))
-        return True
+        """End a request, all its prompts, as its tenant asks for by its id; False if the tenant has none of that id
+        under way here."""
+        parts = [part for part in self._streams.values() if whole_of(part.request.request) == request]
+        own = [part for part in parts if part.request.tenant == tenant]
+        for part in own:
+            part.end(RequestCancelled("the request was cancelled by its id"))
+        return bool(own)
 
     def end_choice(self, request: RequestId, choice: ChoiceIndex) -> None:
         """See `Engine.end_choice`."""

@@ -15,9 +15,12 @@ from common.errors import BrokerUnavailable, Overloaded, Unavailable, WorkerLost
 from common.messages.codec import pack_ids
 from common.messages.ids import GatewayId
 from common.messages.job import Job
+from common.messages.prefixes import ID_BYTES
 from common.messages.registry import WorkerState
 from common.telemetry.metrics import GatewayMetrics
+from gateway.charges import Charges
 from gateway.feeds import Feeds
+from gateway.placement import prefixes_to_find
 from gateway.room import check_room
 from gateway.roster import Roster, source_of
 from gateway.streams import Source, Stream
@@ -52,6 +55,7 @@ class Placer:
         self._feeds = feeds
         self._metrics = metrics
         self._clock = clock
+        self.charges = Charges()
 
     async def place(self, stream: Stream) -> None:
         """Make the first placement; raises `Unavailable` at once if nobody can take it."""
@@ -126,22 +130,24 @@ class Placer:
         candidates = self._candidates(stream)
         if request.worker is not None and not candidates:
             raise Overloaded(f"{request.worker} takes no work now", retry_after_s=1.0)
-        placed = await view.jobs.place(self._job(stream), num_blocks, candidates)
+        prefixes = await prefixes_to_find(stream, candidates)
+        proposed = [Candidate(state.record.worker, state.record.epoch) for state in candidates]
+        placed = await view.jobs.place(self._job(stream), num_blocks, proposed, prefixes)
         if isinstance(placed, Placed):
             stream.target = Source(placed.worker, placed.epoch)
+            stream.was_given = True
         elif request.worker is not None:  # others could take it out of the waiting set
             raise Overloaded(f"{request.worker} has no room now", retry_after_s=1.0)
 
-    def _candidates(self, stream: Stream) -> list[Candidate]:
-        """Return whom to propose. Costs are equal, so Redis takes the least busy one; that is right for a suspect, too,
-        which has to wait until its worker has finished everything else."""
+    def _candidates(self, stream: Stream) -> list[WorkerState]:
+        """Return whom to propose. Redis takes the one with the least to compute, of this prompt and for others;
+        for a suspect, which has to wait until its worker has finished everything else, the least busy one."""
         model, named = stream.request.model, stream.request.worker
         workers = self._roster.decode_workers(model)
         if named is not None:  # doubted or not: that is what it is sent for
             workers = [state for state in self._roster.open_workers(model) if state.record.worker == named]
         staying = [state for state in workers if source_of(state) not in stream.avoided]
-        akin = _akin(stream, staying)
-        return [Candidate(state.record.worker, state.record.epoch) for state in akin[:MAX_CANDIDATES]]
+        return _akin(stream, staying)[:MAX_CANDIDATES]
 
     def _serving(self, stream: Stream) -> list[WorkerState]:
         """Return the workers that can answer the request, now or when others are done.
@@ -157,7 +163,9 @@ class Placer:
 
     def _job(self, stream: Stream) -> Job:
         request = stream.request
-        prompt = pack_ids(request.prompt_ids)
+        is_short = len(request.prompt_ids) * ID_BYTES <= MAX_INLINE_BYTES
+        if stream.cost is None:
+            stream.cost = self.charges.expected(stream)
         return Job(
             request=request.request,
             placement=stream.placement,
@@ -165,7 +173,7 @@ class Placer:
             model=request.model,
             num_prompt_tokens=len(request.prompt_ids),
             sampling=stream.choices.sampling,
-            prompt=prompt if len(prompt) <= MAX_INLINE_BYTES else None,
+            prompt=pack_ids(request.prompt_ids) if is_short else None,
             choices=stream.choices.to_continue,
             cache_salt=request.cache_salt,
             traceparent=request.traceparent,
@@ -175,6 +183,9 @@ class Placer:
             num_deaths=stream.budget.num_deaths,
             tenant=request.tenant,
             priority=request.priority,
+            cost=stream.cost,
+            age_s=max(0.0, self._clock() - stream.arrived_at),
+            fingerprint=stream.fingerprint,
         )
 
 

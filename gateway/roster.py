@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from common.broker.protocols import JobQueue, Registry
+from common.broker.protocols import NO_CORRECTIONS, JobQueue, QueuePressure, Registry
 from common.errors import BrokerUnavailable
-from common.messages.ids import GatewayId, ModelName
+from common.messages.ids import GatewayId, ModelName, TenantId
 from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerState
 from common.telemetry.metrics import GatewayMetrics
 from gateway.feeds import Feeds
@@ -30,6 +30,8 @@ class ModelView:
     jobs: JobQueue
     card: ModelCard | None = None
     workers: list[WorkerState] = field(default_factory=list)
+    pressure: QueuePressure = field(default_factory=QueuePressure)
+    """What waited for room at the last look."""
 
     @property
     def needs_card(self) -> bool:
@@ -59,6 +61,8 @@ class Roster:
         self._num_misses = 0
         self.is_trusted: Callable[[Source], bool] = lambda source: True
         """Whether nothing is held against a worker; those that are not trusted get work only if nobody is."""
+        self.corrections: Callable[[ModelName], Mapping[TenantId, int]] = lambda model: NO_CORRECTIONS
+        """Asked, once for each beat, by how much tenants were charged wrongly."""
         self._views: dict[ModelName, ModelView] = {}
         self._listed: frozenset[ModelName] = frozenset()
         self._refreshed_at: float | None = None
@@ -81,7 +85,7 @@ class Roster:
             view.workers = await view.registry.workers()
             if view.needs_card:
                 view.card = await view.registry.card() or view.card
-            await view.jobs.beat_gateway(self._gateway)
+            view.pressure = await view.jobs.beat_gateway(self._gateway, self.corrections(model))
         if self._num_misses:
             self._num_misses = 0
             self._metrics.broker_reconnects.inc()

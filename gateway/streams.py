@@ -74,6 +74,11 @@ class Stream:
         self.unwanted: list[ChoiceIndex] = []
         """Choices of the current placement that nobody needs more of, as its worker has to hear."""
         self.is_over = False
+        self.arrived_at = clock()
+        self.cost: int | None = None
+        """What its tenant is charged when a worker gets it; known with the first placement."""
+        self.was_given = False
+        """Whether some worker got it, as far as is known."""
         self._clock = clock
         self._may_have_killed = False
         self._ending: Ending | None = None
@@ -233,7 +238,7 @@ class Stream:
 
     def _take_accepted(self, source: Source) -> bool:
         if self.source is None and self._is_undecided:
-            self.source = source
+            self.source, self.was_given = source, True
             self._accepted_at = self._clock()
             self._settled.set()
             assert self._queued is not None  # a placement has begun

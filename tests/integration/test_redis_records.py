@@ -5,7 +5,7 @@ import pytest
 from common.broker.connection import RedisConnection
 from common.broker.keys import MODELS, Keys
 from common.broker.policy import BrokerPolicy
-from common.broker.protocols import Waiting
+from common.broker.protocols import PrefixNews, Waiting
 from common.broker.redis_broker import RedisBroker
 from common.messages.ids import Epoch, PlacementNumber, RequestId, WorkerId
 from tests.support.broker_calls import ONLY_D0
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.redis
 
 KEYS = Keys(MODEL)
 TASKS = KEYS.prefill(FINGERPRINT)
-JOBS, HELD = KEYS.lane(D0, EPOCH)
+JOBS, HELD, PREFIXES = KEYS.lane(D0, EPOCH)
 
 
 class TestRubbish:
@@ -59,7 +59,7 @@ class TestRubbish:
     ) -> None:
         await broker.registry.beat(worker_record(), worker_load(10))
         entry = await connection.call("XADD", JOBS, "*", "job", b"\xc1")
-        await connection.call("HSET", HELD, entry, 10)
+        await connection.call("HSET", HELD, entry, "10 1 16")
         assert await broker.jobs.place(make_job("a"), 10, ONLY_D0) == Waiting(0)
         assert await broker.jobs.read(D0, EPOCH, None, 0.0) == []
         assert await connection.call("XLEN", JOBS) == 0
@@ -120,7 +120,8 @@ class TestGrowth:
         for _ in range(100 // 16 + 1):
             await connection.read(0.05, "XREAD", streams=("nobody-writes-here", "0-0"))
             await broker.registry.beat(worker_record(), worker_load(absorbed=after))
-        assert await connection.call("EXISTS", KEYS.places, KEYS.ages, KEYS.waiting, KEYS.parked) == 0
+        left = (KEYS.places, KEYS.ages, KEYS.waiting, KEYS.parked, KEYS.flows, KEYS.backlog)
+        assert await connection.call("EXISTS", *left) == 0
 
     async def test_a_replaced_task_is_acknowledged_too(self, connection: RedisConnection, broker: RedisBroker) -> None:
         tasks = broker.tasks(FINGERPRINT)
@@ -138,6 +139,7 @@ class TestGrowth:
         await broker.jobs.withdraw(RequestId("never seen"), PlacementNumber(1))
         assert await tasks.claim(*P0, 0.0) is None
         await tasks.publish(make_task("a"))
+        await broker.prefixes.tell(D0, EPOCH, PrefixNews(0, [b"12345678"]))
         keys = [key.decode() for key in await connection.call("KEYS", "*")]
-        assert {*KEYS.queue, *KEYS.registry, KEYS.card, JOBS, HELD, TASKS, MODELS} == set(keys)
+        assert {*KEYS.queue, *KEYS.registry, KEYS.card, JOBS, HELD, PREFIXES, TASKS, MODELS} == set(keys)
         assert {key: ttl for key in keys if (ttl := await connection.call("PTTL", key)) < 0} == {}

@@ -38,6 +38,7 @@ LOSSES = [
     ("DEL", *KEYS.lane(D0, EPOCH)),
     ("DEL", KEYS.places),
     ("DEL", KEYS.waiting),
+    ("DEL", KEYS.flows, KEYS.shares, KEYS.backlog),
 ]
 
 
