@@ -15,6 +15,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from common.broker.connection import RedisConnection
+from common.broker.policy import BrokerPolicy
 from common.broker.redis_broker import RedisBroker
 from common.broker.redis_notices import RedisNoticeBoard
 from common.broker.redis_registry import RedisModelIndex
@@ -78,8 +79,12 @@ async def open_cluster(
     dispatcher = Dispatcher(gateway, settings.max_failures, metrics, proofs)
     feeds = Feeds(gateway, channels, dispatcher)
 
+    policy = BrokerPolicy(
+        max_waiting_requests=settings.max_waiting_requests, max_waiting_tokens=settings.max_waiting_tokens
+    )
+
     def open_model(model: ModelName) -> ModelView:
-        broker = RedisBroker(connection, model)
+        broker = RedisBroker(connection, model, policy)
         return ModelView(broker.registry, broker.jobs)
 
     roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model, metrics)

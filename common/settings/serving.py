@@ -37,6 +37,10 @@ class ServingSettings(ProcessSettings):
         number(0.1, 3600),
         unit="seconds",
     )
+    max_waiting_requests: int = setting(
+        1024, "requests of one model that wait for room before new ones get 503", integer(0)
+    )
+    max_waiting_tokens: int = setting(4_000_000, "tokens of these, prompts and expected answers", integer(1))
     api_keys_file: Path | None = setting(
         None, "file of the API keys that clients must show (`tandem keys`); auto: none", auto(path)
     )
