@@ -47,7 +47,11 @@ class Compiler:
         """Start a process; raises `OSError` if the system cannot have one more."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = _spawn(theirs)
+            try:
+                process = _spawn(theirs)
+            except OSError:
+                ours.close()
+                raise
         return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
     async def compile(self, order: Compile, vocabulary: Load, limit_s: float) -> Compiled | Refused | Unusable:
