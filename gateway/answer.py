@@ -160,7 +160,7 @@ class Answer:
 
     def _choice(self, prompt: AcceptedPrompt, index: int) -> AnswerChoice:
         accepted, form, sampling = self._accepted, self._accepted.request.form, prompt.generate.sampling
-        tokens: list[AnswerToken] | None = [] if accepted.tells_tokens else None
+        tokens: list[AnswerToken] | None = [] if accepted.tells_tokens and not form.hides_tokens else None
         rules = StopRules(
             accepted.request.stops, frozenset(sampling.stop_ids), sampling.min_tokens, is_shown=form.shows_stop
         )

@@ -139,6 +139,22 @@ async def test_a_waiting_request_is_withdrawn(gateway: Gateway) -> None:
     assert gateway.worker.jobs.empty()
 
 
+async def test_all_prompts_of_a_request_are_cancelled_together(gateway: Gateway) -> None:
+    """The first is complete already: the others are still found by the request's id."""
+    asking = asyncio.create_task(_ask(gateway.http, body(prompt=["a", "b", "c"])))
+    jobs = {job.request.partition("-")[2]: job for job in [await gateway.begun() for _ in range(3)]}
+    assert set(jobs) == {"", "1", "2"}
+    num_generated = len(byte_ids(TOKENIZER, "hello"))
+    gateway.worker.send(jobs[""], finished=worker_pb2.Finished(reason="stop", num_generated=num_generated))
+    await until(lambda: gateway.harness.dispatcher.num_streams == 2)
+    assert (await gateway.own.Cancel(pb.CancelRequest(id=jobs[""].request))).is_known
+    assert (await asking)[0] == 499
+    async with asyncio.timeout(DEADLINE_S):
+        told = {await gateway.worker.cancels.get() for _ in range(2)}
+    assert told == {(jobs[part].request, jobs[part].placement) for part in ("1", "2")}
+    await until(lambda: gateway.harness.dispatcher.num_streams == 0)
+
+
 async def test_a_clients_own_name_is_no_handle(gateway: Gateway) -> None:
     asking = asyncio.create_task(_ask(gateway.http, body(), {"x-request-id": "mine"}))
     job = await gateway.begun()
