@@ -23,8 +23,12 @@ local function leaves_in(charged_at)
   return (charged_at + NUM_STEPS + 1) * STEP - now
 end
 
-local function load_window(key)
-  local window = {key = key, total = 0, charges = {}}
+-- What counts now of a limit; nil without a limit. `newest`: the last step in which anything was charged.
+local function load_window(key, limit)
+  if not limit then
+    return nil
+  end
+  local window = {key = key, limit = limit, total = 0, charges = {}, newest = nil}
   local flat = redis.call('HGETALL', key)
   for i = 1, #flat, 2 do
     local charge = {step = tonumber(flat[i]), amount = tonumber(flat[i + 1])}
@@ -33,48 +37,55 @@ local function load_window(key)
     else
       window.total = window.total + charge.amount
       window.charges[#window.charges + 1] = charge
+      window.newest = math.max(charge.step, window.newest or 0)
     end
   end
-  table.sort(window.charges, function(a, b) return a.step < b.step end)
   return window
 end
 
 -- Milliseconds until `amount` fits: 0 is now.
-local function wait_for(window, limit, amount)
-  local excess = window.total + amount - limit
+local function wait_for(window, amount)
+  local excess = window and window.total + amount - window.limit or 0
+  if excess <= 0 then
+    return 0
+  end
+  table.sort(window.charges, function(a, b) return a.step < b.step end)
   for _, charge in ipairs(window.charges) do
-    if excess <= 0 then
-      break
-    end
     excess = excess - charge.amount
     if excess <= 0 then
       return leaves_in(charge.step)
     end
   end
-  return excess > 0 and leaves_in(step) or 0
+  return leaves_in(step) -- never, if nothing changes
 end
 
-local function charge(key, charged_at, amount)
+-- Change what was charged in a step.
+local function add(key, charged_at, amount)
   redis.call('HINCRBY', key, charged_at, string.format('%.0f', amount))
   redis.call('PEXPIRE', key, 2 * NUM_STEPS * STEP)
+end
+
+local function charge(window, amount)
+  if window and amount > 0 then
+    add(window.key, step, amount)
+    window.total, window.newest = window.total + amount, math.max(step, window.newest or 0)
+  end
 end
 
 -- Take back what was charged in an earlier step, unless it counts no more.
 local function refund(key, charged_at, amount)
   local there = tonumber(redis.call('HGET', key, charged_at) or 0)
   if amount > 0 and there > 0 then
-    charge(key, charged_at, -math.min(there, amount))
+    add(key, charged_at, -math.min(there, amount))
   end
 end
 
--- {what is charged, ms until nothing is} of a limit, {} without one.
-local function used(key, limit)
-  if not limit then
+-- {what is charged, ms until nothing is}, {} without a limit.
+local function used(window)
+  if not window then
     return {}
   end
-  local window = load_window(key)
-  local newest = window.charges[#window.charges]
-  return {window.total, newest and leaves_in(newest.step) or 0}
+  return {window.total, window.newest and leaves_in(window.newest) or 0}
 end
 
 -- Permits --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ if permit then
   if permit.tokens then
     local more = (tokens or 0) - permit.tokens
     if more > 0 then
-      charge(TOKENS, step, more) -- an answer longer than was foreseen
+      add(TOKENS, step, more) -- an answer longer than was foreseen
     else
       refund(TOKENS, permit.charged, -more)
     end

@@ -6,8 +6,10 @@ local max_requests, max_tokens = tonumber(ARGV[ARG + 1]), tonumber(ARGV[ARG + 2]
 local max_concurrent = tonumber(ARGV[ARG + 3])
 local choices, tokens = tonumber(ARGV[ARG + 4]), tonumber(ARGV[ARG + 5])
 
+local requests, spent = load_window(REQUESTS, max_requests), load_window(TOKENS, max_tokens)
+
 local function answer(limit, wait)
-  return {limit, wait, used(REQUESTS, max_requests), used(TOKENS, max_tokens)}
+  return {limit, wait, used(requests), used(spent)}
 end
 
 sweep()
@@ -17,8 +19,7 @@ elseif load_permit(REQUEST) then
   return answer('', 0)
 end
 
-local wait_requests = max_requests and wait_for(load_window(REQUESTS), max_requests, choices) or 0
-local wait_tokens = max_tokens and wait_for(load_window(TOKENS), max_tokens, tokens) or 0
+local wait_requests, wait_tokens = wait_for(requests, choices), wait_for(spent, tokens)
 if wait_requests > 0 and wait_requests >= wait_tokens then
   return answer('requests', wait_requests)
 elseif wait_tokens > 0 then
@@ -27,11 +28,7 @@ elseif max_concurrent and redis.call('ZCARD', LEASES) + choices > max_concurrent
   return answer('concurrency', 0)
 end
 
-if max_requests then
-  charge(REQUESTS, step, choices)
-end
-if max_tokens then
-  charge(TOKENS, step, tokens)
-end
+charge(requests, choices)
+charge(spent, tokens)
 hold(REQUEST, {choices = choices, step = step, tokens = max_tokens and tokens, charged = step})
 return answer('', 0)
