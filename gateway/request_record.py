@@ -74,8 +74,8 @@ class RequestRecord:
             num_latencies, latency_s = num_tokens - 1, 0.0
         else:
             num_latencies, latency_s = num_tokens, (now - last_token_s) / num_tokens
-        for _ in range(num_latencies):
-            self._metrics.itl.observe(latency_s)
+        if num_latencies:
+            self._metrics.itl.observe(latency_s, num_latencies)
         self._last_token_s[choice] = now
         self.num_tokens += num_tokens
 

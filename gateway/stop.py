@@ -14,6 +14,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], *, shows_stop: bool = False) -> None:
         self._stops = tuple(stops)
         self._shows_stop = shows_stop
+        self._beginnings = frozenset(stop[0] for stop in stops)
         self._held = ""
         self.has_matched = False
         """Whether a stop string is complete; everything behind it is dropped."""
@@ -22,7 +23,7 @@ class StopMatcher:
         """Return the text that is certainly shown."""
         if self.has_matched:
             return ""
-        if not self._stops:
+        if not self._held and self._beginnings.isdisjoint(text):
             return text
         text = self._held + text
         found = self._match(text)

@@ -72,6 +72,8 @@ class AnswerText:
             self.num_tokens += len(token_ids)
             self.sum_logprobs += sum(entry.logprob for entry in delta.logprobs) if delta.logprobs else 0.0
             return self._detokenizer.push(token_ids)
+        if len(token_ids) == 1:
+            return self._push_one(delta, 0)
         return "".join([self._push_one(delta, place) for place in range(len(token_ids))])
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from common.messages.registry import WorkerHealth, WorkerLoad
+from common.telemetry.latencies import LatencyHistogram
 
 LATENCY_BUCKETS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
@@ -54,7 +55,9 @@ class GatewayMetrics:
         self.ttft = _latency(
             "tandem_time_to_first_token_seconds", "From a request's arrival to its first token", registry
         )
-        self.itl = _latency("tandem_inter_token_latency_seconds", "Between two tokens of a request", registry)
+        self.itl = LatencyHistogram(
+            "tandem_inter_token_latency_seconds", "Between two tokens of a request", LATENCY_BUCKETS_S, registry
+        )
         self.e2e = _latency("tandem_e2e_request_latency_seconds", "From a request's arrival to its end", registry)
         self.prompt = Counter("tandem_prompt_tokens", "Prompt tokens of generation requests", registry=registry)
         self.generation = Counter("tandem_generation_tokens", "Tokens generated for clients", registry=registry)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -12,7 +11,7 @@ from common.telemetry.metrics import GatewayMetrics, WorkerMetrics
 
 def alias_gateway(metrics: GatewayMetrics, model: str) -> None:
     """Expose a gateway's metrics under vLLM's names too, with the label `model_name`."""
-    sources: Mapping[str, MetricWrapperBase] = {
+    sources: Mapping[str, Collector] = {
         "vllm:time_to_first_token_seconds": metrics.ttft,
         "vllm:inter_token_latency_seconds": metrics.itl,
         "vllm:e2e_request_latency_seconds": metrics.e2e,
@@ -25,7 +24,7 @@ def alias_gateway(metrics: GatewayMetrics, model: str) -> None:
 
 def alias_worker(metrics: WorkerMetrics, model: str) -> None:
     """Expose a worker's metrics under vLLM's names too, with the label `model_name`."""
-    sources: Mapping[str, MetricWrapperBase] = {
+    sources: Mapping[str, Collector] = {
         "vllm:num_requests_running": metrics.running,
         "vllm:num_requests_waiting": metrics.waiting,
         "vllm:kv_cache_usage_perc": metrics.usage,  # a ratio from 0 to 1, in spite of its name
@@ -33,14 +32,14 @@ def alias_worker(metrics: WorkerMetrics, model: str) -> None:
     _register(metrics.registry, sources, model)
 
 
-def _register(registry: CollectorRegistry, sources: Mapping[str, MetricWrapperBase], model: str) -> None:
+def _register(registry: CollectorRegistry, sources: Mapping[str, Collector], model: str) -> None:
     registry.register(_Aliases(sources, model))
 
 
 class _Aliases(Collector):
     """Reads the values when they are asked for; `sources` by the name to show them under."""
 
-    def __init__(self, sources: Mapping[str, MetricWrapperBase], model: str) -> None:
+    def __init__(self, sources: Mapping[str, Collector], model: str) -> None:
         self._sources = sources
         self._labels = {"model_name": model}
 
