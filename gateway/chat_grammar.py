@@ -9,35 +9,62 @@ from gateway.guidance.fields import RequestedGrammar
 from gateway.guidance.source import ContextFree
 from gateway.reasoning import thoughts_rules
 from gateway.served_models import ServedModel, ServedModels
-from gateway.tools.grammar import calls_grammar
+from gateway.tools.framing import Framing
+from gateway.tools.grammar import calls_rules, free_rules
 from gateway.tools.request import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
 class ChatGrammar:
-    """Lets a model that thinks do so before it answers as it must. `wanted` as tools: the answer must be calls."""
+    """At least one of both is there. A model that thinks may do so first."""
 
-    wanted: RequestedGrammar | ToolUse
+    requested: RequestedGrammar | None
+    tools: ToolUse | None
 
     async def compile(self, model: ServedModel, models: ServedModels, prompt_ids: Sequence[int]) -> str:
         """Return the grammar in llguidance's JSON form; raises `InvalidGrammar` naming the field, or `Unavailable`."""
-        wanted, terminal = self.wanted, model.tokenizer.lark_terminal
-        if isinstance(wanted, ToolUse):
-            wanted = RequestedGrammar(ContextFree(calls_grammar(wanted, call_framing(model), terminal)), "tools")
+        body, rules = self._body(model)
         ahead = thoughts_ahead(model, prompt_ids)
         if ahead is not None:
-            wanted = replace(wanted, thoughts=thoughts_rules(ahead.markers, is_open=ahead.is_open, terminal=terminal))
+            body = f"thoughts ({body})"
+            rules += thoughts_rules(ahead.markers, is_open=ahead.is_open, terminal=model.tokenizer.lark_terminal)
+        lark = "\n".join([f"start: {body}", *rules, ""])
+        if self.requested is None:
+            wanted = RequestedGrammar(ContextFree(lark), "tools")
+        else:
+            wanted = replace(self.requested, rules=lark) if rules else self.requested
         return await wanted.compile(model, models, prompt_ids)
+
+    def _body(self, model: ServedModel) -> tuple[str, list[str]]:
+        """Return what the answer is, and the rules that say it."""
+        if self.tools is None:
+            return "@answer", []
+        framing, terminal = call_framing(model), model.tokenizer.lark_terminal
+        rules = calls_rules(self.tools, framing, terminal)
+        if self.requested is not None:
+            _check_apart(framing, self.requested.param)
+            return "calls | @answer", rules
+        if self.tools.is_forced:
+            return "calls", rules
+        return "free", [*rules, *free_rules(framing, terminal)]
 
 
 def chat_grammar(requested: RequestedGrammar | None, tools: ToolUse | None) -> ChatGrammar | None:
     """Return what the answer must match, None if any text will do."""
-    if requested is not None and tools is not None:
+    if requested is not None and tools is not None and tools.is_forced:
         raise InvalidRequest(
-            f"`{requested.param}` leaves no room for calls: it cannot be combined with `tools` unless `tool_choice` is "
-            '"none".',
-            param=requested.param,
+            f"`{requested.param}` cannot be combined with a `tool_choice` that demands calls.", param=requested.param
         )
-    if tools is not None and tools.is_forced:
-        return ChatGrammar(tools)
-    return None if requested is None else ChatGrammar(requested)
+    if requested is None and (tools is None or not (tools.is_forced or tools.is_strict)):
+        return None
+    return ChatGrammar(requested, tools)
+
+
+def _check_apart(framing: Framing, param: str) -> None:
+    """No grammar, and no reader, can tell a call that is a bare object from an answer that is one."""
+    if framing.is_bare:
+        raise InvalidRequest(
+            f"`{param}` cannot be combined with `tools` for this model, which writes calls as JSON objects.",
+            param=param,
+            code="unsupported_parameter",
+        )

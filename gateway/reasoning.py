@@ -30,16 +30,16 @@ def markers_of(template: str, added_tokens: AbstractSet[str]) -> Markers | None:
     return None
 
 
-def thoughts_rules(markers: Markers, *, is_open: bool, terminal: Callable[[str], str]) -> str:
-    """Return rules of Lark for thoughts with `@answer` behind them; unless they are open there may be none.
+def thoughts_rules(markers: Markers, *, is_open: bool, terminal: Callable[[str], str]) -> list[str]:
+    """Return rules of Lark for `thoughts` with both their markers; unless they are open there may be none.
 
     `terminal` writes a marker: as text, or as a token of its own, which no pattern for text matches.
     """
     opener, closer = terminal(markers.opener), terminal(markers.closer)
     is_text = closer.startswith('"')
-    thoughts = f"thoughts[suffix={closer}]: /(.|\\n)*/" if is_text else f"thoughts: /(.|\\n)*/ {closer}"
-    start = "thoughts /\\n{0,2}/ @answer" if is_open else f"({opener} thoughts /\\n{{0,2}}/)? @answer"
-    return f"start: {start}\n{thoughts}\n"
+    thought = f"thought[suffix={closer}]: /(.|\\n)*/" if is_text else f"thought: /(.|\\n)*/ {closer}"
+    space = r"/\n{0,2}/"
+    return [f"thoughts: thought {space}" if is_open else f"thoughts: ({opener} thought {space})?", thought]
 
 
 class _In(enum.Enum):

@@ -7,7 +7,7 @@ import msgspec
 
 from common.errors import InvalidGrammar, InvalidRequest
 from common.grammar.limits import MAX_GRAMMAR_BYTES
-from gateway.guidance.source import Answer, AnyObject, BehindThoughts, Choice, ContextFree, JsonSchema, Regex
+from gateway.guidance.source import Answer, AnyObject, Choice, ContextFree, Embedded, JsonSchema, Regex
 from gateway.schemas.grammar import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from gateway.schemas.sampling import SamplingFields
 from gateway.served_models import ServedModel, ServedModels
@@ -15,11 +15,11 @@ from gateway.served_models import ServedModel, ServedModels
 
 @dataclass(frozen=True, slots=True)
 class RequestedGrammar:
-    """What the answer must match; `param` is the field that said so. `thoughts` (see `BehindThoughts`) come first."""
+    """What the answer must match; `param` is the field that said so. `rules` are those of `Embedded`."""
 
     source: Answer
     param: str
-    thoughts: str = ""
+    rules: str = ""
 
     async def compile(self, model: ServedModel, models: ServedModels, prompt_ids: Sequence[int]) -> str:
         """Return the grammar in llguidance's JSON form; raises `InvalidGrammar` naming the field, or `Unavailable`.
@@ -27,7 +27,7 @@ class RequestedGrammar:
         Here it is the same for every prompt.
         """
         try:
-            source = BehindThoughts(self.thoughts, self.source) if self.thoughts else self.source
+            source = Embedded(self.rules, self.source) if self.rules else self.source
             return await models.grammars.compile(source, model.card)
         except InvalidGrammar as error:
             raise _unusable(self.param, error.message) from error

@@ -34,11 +34,11 @@ class ContextFree(msgspec.Struct, frozen=True, tag="context_free"):
 Answer = AnyObject | JsonSchema | Regex | Choice | ContextFree
 
 
-class BehindThoughts(msgspec.Struct, frozen=True, tag="behind_thoughts"):
-    """An answer behind thoughts, which may or must come first; `thoughts` are Lark rules: `start` ends in `@answer`."""
+class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
+    """An answer with other text around or instead of it; `rules` are Lark with `@answer` where it may stand."""
 
-    thoughts: str
+    rules: str
     answer: Answer
 
 
-Source = Answer | BehindThoughts
+Source = Answer | Embedded

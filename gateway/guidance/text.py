@@ -7,7 +7,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from common.errors import InvalidGrammar
-from gateway.guidance.source import AnyObject, BehindThoughts, Choice, ContextFree, JsonSchema, Regex, Source
+from gateway.guidance.source import AnyObject, Choice, ContextFree, Embedded, JsonSchema, Regex, Source
 
 WHITE_SPACE = r"[ ]|\n[ ]{0,20}|\n\t{1,5}"
 """What may stand once between two tokens of JSON: a blank, or a new line and its indentation. Small models love white
@@ -42,16 +42,16 @@ def grammar_text(source: Source) -> str:
             return _of_lark("start: " + " | ".join(json.dumps(option) for option in options))
         case ContextFree(text):
             return _of_lark(_as_lark(text))
-        case BehindThoughts(thoughts, answer):
-            return _behind(thoughts, grammar_text(answer))
+        case Embedded(rules, answer):
+            return _embedded(rules, grammar_text(answer))
         case _:
             assert_never(source)
 
 
-def _behind(thoughts: str, answer: str) -> str:
-    """Return the grammar of `thoughts`, which names the one of the answer."""
+def _embedded(rules: str, answer: str) -> str:
+    """Return the grammar of `rules`, which name the one of the answer."""
     first, *others = json.loads(answer)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": thoughts}, {**first, "name": "answer"}, *others]})
+    return json.dumps({"grammars": [{"lark_grammar": rules}, {**first, "name": "answer"}, *others]})
 
 
 def _read(schema: str) -> dict[str, Any]:

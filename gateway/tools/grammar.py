@@ -1,6 +1,6 @@
-"""The grammar of an answer that must call: the family's framing around arguments that match their function's schema.
+"""The grammar of calls: the family's framing around arguments that match their function's schema.
 
-Written in llguidance's dialect of Lark.
+Rules of llguidance's dialect of Lark, for `gateway.chat_grammar` to put together.
 """
 
 import json
@@ -20,40 +20,57 @@ _OPTIONS: Mapping[str, Any] = {
 }
 """Arguments look like those that templates show, which are written by `tojson`; and no schema sets any of this."""
 
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
-def calls_grammar(tools: ToolUse, framing: Framing, terminal: Callable[[str], str]) -> str:
-    """Return the grammar; `terminal` writes a marker, be it text or a token of its own."""
+_TEXT = r"/(.|\n)*/"
+_TEXT_THAT_IS_NO_CALL = r"/(\s*[^\s{](.|\n)*)?/"
+
+
+def calls_rules(tools: ToolUse, framing: Framing, terminal: Callable[[str], str]) -> list[str]:
+    """Return rules for `calls`, at least one; `terminal` writes a marker, be it text or a token of its own.
+
+    Where calls are not demanded, only functions that say `strict` are held to their schemas.
+    """
     rules = [
-        f"start: {_calls(tools, framing, terminal)}",
+        *_framing_rules(tools, framing, terminal),
         "call: " + " | ".join(f"call_{index}" for index in range(len(tools.functions))),
     ]
     for index, function in enumerate(tools.functions):
-        rules.append(f"call_{index}: {_call(function, framing, index, terminal)}")
-        rules.append(f"arguments_{index}: %json {_schema(function)}")
-    return "\n".join([*rules, ""])
+        head = f'{{"name": "{function.name}", "{framing.arguments_key}": '
+        rules.append(f'call_{index}: {_text(head)} arguments_{index} "}}"')
+        rules.append(
+            f"arguments_{index}: %json {_schema(function, is_held=tools.is_forced or function.strict is True)}"
+        )
+    return rules
 
 
-def _calls(tools: ToolUse, framing: Framing, terminal: Callable[[str], str]) -> str:
-    has_more = tools.demand is Demand.REQUIRED and tools.max_calls != 1
+def free_rules(framing: Framing, terminal: Callable[[str], str]) -> list[str]:
+    """Return rules for `free`: text in which calls may stand, as `calls_rules` has them."""
+    opener = terminal(framing.opener)
+    if framing.is_bare:
+        return [f"free: {opener}? calls | {_TEXT_THAT_IS_NO_CALL}"]
+    if opener.startswith('"'):
+        return ["free: (announced opened)* text", f"announced[lazy]: {_TEXT} {opener}", f"text: {_TEXT}"]
+    return [f"free: text ({opener} opened text)*", f"text: {_TEXT}"]
+
+
+def _framing_rules(tools: ToolUse, framing: Framing, terminal: Callable[[str], str]) -> list[str]:
+    has_more = tools.demand is not Demand.NAMED and tools.max_calls != 1
     if framing.is_list:
         more = f" ({_text(framing.between + ' ')} call)*" if has_more else ""
-        return f'{terminal(framing.opener)} "[" call{more} "]"'
-    separator = f"{framing.between} " if framing.between else "\n"
-    is_repeatable = bool(framing.between or framing.closer)
-    return f"call ({_text(separator)} call)*" if has_more and is_repeatable else "call"
+        return [f"calls: {terminal(framing.opener)} opened", f'opened: "[" call{more} "]"']
+    if framing.closer:
+        opener = terminal(framing.opener)
+        more = f' ("\\n" {opener} opened)*' if has_more else ""
+        return [f"calls: {opener} opened{more}", f'opened: "\\n" call "\\n" {terminal(framing.closer)}']
+    more = f" ({_text(framing.between + ' ')} call)*" if has_more and framing.between else ""
+    return [f"calls: call{more}"]
 
 
-def _call(function: FunctionDefinition, framing: Framing, index: int, terminal: Callable[[str], str]) -> str:
-    head = f'{{"name": "{function.name}", "{framing.arguments_key}": '
-    if not framing.closer:
-        return f'{_text(head)} arguments_{index} "}}"'
-    opener, closer = terminal(framing.opener), terminal(framing.closer)
-    return f"{opener} {_text(chr(10) + head)} arguments_{index} {_text('}' + chr(10))} {closer}"
-
-
-def _schema(function: FunctionDefinition) -> str:
+def _schema(function: FunctionDefinition, *, is_held: bool) -> str:
     parameters = NO_PARAMETERS if function.parameters is None else function.parameters
-    return json.dumps({"type": "object", **parameters, "x-guidance": _OPTIONS})
+    schema = {"type": "object", **parameters} if is_held else _ANY_ARGUMENTS
+    return json.dumps({**schema, "x-guidance": _OPTIONS})
 
 
 def _text(text: str) -> str:

@@ -46,6 +46,11 @@ class ToolUse:
         """Whether there must be a call."""
         return self.demand is not Demand.AUTO
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether some calls must match their schemas, if there are any."""
+        return any(function.strict for function in self.functions)
+
 
 def tool_use(
     tools: Sequence[Tool] | None, choice: ToolChoice | None, is_parallel: bool | None, num_bytes: int

@@ -7,13 +7,13 @@ from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer
 
 from common.grammar.tokenizer import grammar_tokenizer
-from gateway.guidance.source import Answer, BehindThoughts, ContextFree, JsonSchema, Source
+from gateway.guidance.source import ContextFree, Embedded, JsonSchema, Source
 from gateway.guidance.text import grammar_text
 from gateway.reasoning import Markers, thoughts_rules
 from gateway.schemas.tools import FunctionDefinition, Tool
 from gateway.tokenizer import ModelTokenizer
 from gateway.tools.framing import HERMES, LLAMA, MISTRAL, OBJECT, Framing
-from gateway.tools.grammar import calls_grammar
+from gateway.tools.grammar import calls_rules, free_rules
 from gateway.tools.request import tool_use
 from tests.support.tiny_tokenizer import byte_level_tokenizer, tiny_card
 
@@ -54,13 +54,26 @@ class Workshop:
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
-    def calls(self, framing: Framing, *, is_parallel: bool = True) -> Answer:
+    def calls(self, framing: Framing, *, is_parallel: bool = True) -> Source:
         use = tool_use(TOOLS, "required", is_parallel, 0)
         assert use is not None
-        return ContextFree(calls_grammar(use, framing, self.terminal))
+        return ContextFree(lark("start: calls", *calls_rules(use, framing, self.terminal)))
 
-    def behind_thoughts(self, answer: Answer, markers: Markers, *, is_open: bool) -> Source:
-        return BehindThoughts(thoughts_rules(markers, is_open=is_open, terminal=self.terminal), answer)
+    def free(self, framing: Framing) -> Source:
+        """Text with calls, of which those of the first function are held to its schema."""
+        strict = Tool("function", FunctionDefinition("f", parameters=SCHEMA, strict=True))
+        use = tool_use([strict, TOOLS[1]], "auto", None, 0)
+        assert use is not None
+        rules = calls_rules(use, framing, self.terminal) + free_rules(framing, self.terminal)
+        return ContextFree(lark("start: free", *rules))
+
+    def behind_thoughts(self, answer: JsonSchema, markers: Markers, *, is_open: bool) -> Source:
+        rules = thoughts_rules(markers, is_open=is_open, terminal=self.terminal)
+        return Embedded(lark("start: thoughts @answer", *rules), answer)
+
+
+def lark(*rules: str) -> str:
+    return "\n".join([*rules, ""])
 
 
 @pytest.fixture(params=["text", "added", "special"])
@@ -81,6 +94,22 @@ def test_calls_of_a_family(workshop: Workshop, family: str) -> None:
         assert not workshop.admits(grammar, before + bad + behind)
     assert not workshop.admits(grammar, "")
     assert not workshop.admits(grammar, "x")
+
+
+@pytest.mark.parametrize("family", FRAMED)
+def test_a_model_that_need_not_call_is_held_to_strict_schemas(workshop: Workshop, family: str) -> None:
+    framing, before, behind, between = FRAMED[family]
+    f, g = (text.replace("KEY", framing.arguments_key) for text in (F, G))
+    more = behind + between if framing.closer else between
+    other = g.replace("{}", '{"any": [1]}')
+    grammar = workshop.free(framing)
+    for good in ("", "It rains.\n", " 東京", before + f + behind, before + other + more + f + behind):
+        assert workshop.admits(grammar, good)
+    for bad in (f.replace("1", '"x"'), f.replace('"f"', '"h"'), other + more + f.replace('"a": 1', "")):
+        assert not workshop.admits(grammar, before + bad + behind)
+    if not framing.is_bare:
+        assert workshop.admits(grammar, "Look: " + before + f + behind + " So?")
+        assert not workshop.admits(grammar, "Look: " + before + f.replace("1", "{}") + behind)
 
 
 def test_an_object(workshop: Workshop) -> None:
@@ -110,6 +139,6 @@ def test_no_schema_loosens_its_own_rules(workshop: Workshop) -> None:
     schema = {**SCHEMA, "x-guidance": {"lenient": True, "whitespace_flexible": True}}
     use = tool_use([Tool("function", FunctionDefinition("f", parameters=schema))], "required", None, 0)
     assert use is not None
-    grammar = ContextFree(calls_grammar(use, OBJECT, workshop.terminal))
+    grammar = ContextFree(lark("start: calls", *calls_rules(use, OBJECT, workshop.terminal)))
     assert workshop.admits(grammar, '{"name": "f", "arguments": {"a": 1}}')
     assert not workshop.admits(grammar, '{"name": "f", "arguments": {  "a": 1}}')

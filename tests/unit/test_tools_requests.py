@@ -90,7 +90,10 @@ def test_nothing_to_call(fields: dict[str, Any]) -> None:
         ({"tool_choice": {"type": "function"}, "tools": [tool()]}, "tool_choice.function"),
         ({"tool_choice": named("g"), "tools": [tool()]}, "tool_choice.function.name"),
         ({"parallel_tool_calls": "no", "tools": [tool()]}, "parallel_tool_calls"),
-        ({"tools": [tool()], "response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"tools": [tool()], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
         ({"include_reasoning": "no"}, "include_reasoning"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
     ],
@@ -118,6 +121,12 @@ def test_the_template_sees_what_the_model_should_know() -> None:
     )
 
 
-def test_response_format_goes_with_tools_that_are_not_offered() -> None:
-    request = parsed(tools=[tool()], tool_choice="none", response_format={"type": "json_object"})
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_response_format_goes_with_tools_that_need_not_be_called(choice: str) -> None:
+    request = parsed(tools=[tool()], tool_choice=choice, response_format={"type": "json_object"})
     assert isinstance(request.grammar, ChatGrammar)
+
+
+def test_strict_functions_need_a_grammar() -> None:
+    assert isinstance(parsed(tools=[tool("f"), tool("g", strict=True)]).grammar, ChatGrammar)
+    assert parsed(tools=[tool(strict=False)]).grammar is None
