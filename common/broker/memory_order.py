@@ -56,6 +56,7 @@ class WaitingOrder:
         self._items: dict[RequestId, Item] = {}
         self._shares: dict[str, int] = {}
         self._floor = 1
+        self._last_arrival_us = 0
         self.rate = Rate()
 
     def __len__(self) -> int:
@@ -70,13 +71,13 @@ class WaitingOrder:
         """What waits, by cost."""
         return sum(item.cost for item in self._items.values())
 
-    def arrival_us(self, demand: Demand, tenant: str, age_s: float) -> int:
-        """Return when a job came: later than whatever waits in its flow, unless it says how old it is."""
+    def arrival_us(self, age_s: float) -> int:
+        """Return when a job came: later than all before, unless it says how old it is."""
         now_us = int(self._clock() * 1e6)
         if age_s > 0:
             return now_us - round(age_s * 1e6)
-        flow = self._flows.get((demand.rank, tenant))
-        return max(now_us, flow[-1].arrival_us + 1) if flow else now_us
+        self._last_arrival_us = max(now_us, self._last_arrival_us + 1)
+        return self._last_arrival_us
 
     def enqueue(self, request: RequestId, demand: Demand, tenant: str, arrival_us: int, *, has_waited: bool) -> None:
         """Add a job; `has_waited`: an older placement of the request stood here until just now."""

@@ -215,7 +215,7 @@ class MemoryQueue:
         if not (has_waited or place.is_paid):
             self._check_bounds(demand, job.time_left_s, now_s)
         if place.arrival_us is None:
-            place.arrival_us = self._order.arrival_us(demand, tenant, job.age_s)
+            place.arrival_us = self._order.arrival_us(job.age_s)
         self._order.enqueue(job.request, demand, tenant, place.arrival_us, has_waited=has_waited)
         self._places[job.request] = place
         if num_waiting:
