@@ -6,6 +6,11 @@ an older sequence; younger ones that overtake; no watermark; an over-full batch 
 stream one token early or late; a wrong index or chain; a failed sequence that stays cached; blocks lost on any exit;
 company for a sequence that runs alone, before it, beside it or by falling back; a lone sequence that is overtaken.
 
+Requests have up to four choices, some of them with tokens that an earlier placement has shown. More planted bugs that
+it finds: a leader that is admitted without room for its followers; followers forgotten with their leader, called before
+its prompt is complete, or left behind when one of them fails; a partial block that is shared, or copied too late;
+logprobs of the prompt that are incomplete, told twice or by a follower.
+
 Kills the planted bugs age-forgotten, cancelled-reservation-cached, evicted-but-known, head-overtaken, hit-unpinned,
 oldest-preempted, pages-taken-during-a-step, planned-without-pages, preemption-loses-tokens and published-when-reserved.
 """
@@ -19,12 +24,15 @@ from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.errors import DoesNotFit
 from common.messages.chain import chain_of
-from common.messages.ids import BlockId, PlacementNumber, RequestId
+from common.messages.ids import BlockId, ChoiceIndex, PlacementNumber, RequestId
 from common.messages.sampling import SamplingParams
 from common.scheduling.emission import Emission, FailureCode
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.sequence import FinishReason, Sequence, SequenceKey
-from decode_worker.scheduler import DecodeScheduler, Intake
+from decode_worker.first_token import FirstToken
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.ticket import Intake
+from tests.support.likelihoods import likelihood
 from tests.support.paged_content import PagedContent
 from tests.support.scripted_runner import ScriptedRunner, next_token, solo_output
 
@@ -37,27 +45,33 @@ STEPS_TO_DRAIN = 10_000
 
 @dataclass(frozen=True)
 class Request:
-    token_ids: list[int]
-    num_shown: int
+    """`shown` says how many tokens of each open choice an earlier placement has shown."""
+
+    prompt: list[int]
+    shown: dict[int, int]
     max_tokens: int
     stop_ids: tuple[int, ...]
     salt: str
     wants: Intake
     is_failover: bool
     runs_alone: bool
+    asks: bool
+    """For logprobs, of the prompt as well."""
 
 
 REQUESTS = st.builds(
     Request,
-    token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=6)
+    prompt=st.lists(st.integers(0, 1), min_size=1, max_size=6)
     | st.lists(st.integers(0, 1), min_size=7, max_size=CAPACITY + 2),
-    num_shown=st.integers(0, 2),
+    shown=st.builds(dict, st.just({0: 0}))
+    | st.dictionaries(st.integers(0, 3), st.just(0) | st.integers(0, 3), min_size=1, max_size=4),
     max_tokens=st.sampled_from([1, 2, 20]),
     stop_ids=st.sampled_from([(), (), (0,), (1, 2)]),
     salt=st.sampled_from(["", "", "", "a"]),
     wants=st.sampled_from([Intake.LOCAL, Intake.LOCAL, Intake.REMOTE]),
     is_failover=st.booleans(),
     runs_alone=st.sampled_from([False, False, True]),
+    asks=st.booleans(),
 )
 
 
@@ -72,6 +86,27 @@ class Stream:
     shown: list[int] = field(default_factory=list)
     is_reserved: bool = False
     receiving: list[BlockId] = field(default_factory=list)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return self.sequence.arrival, self.sequence.key.choice
+
+    @property
+    def num_own(self) -> int:
+        """Blocks that a choice has to have for itself, for its tokens and one more."""
+        num_tokens, num_prompt = self.sequence.num_tokens, self.sequence.num_prompt
+        return -(-(num_tokens + 1) // BLOCK_SIZE) - min(num_prompt, num_tokens - 1) // BLOCK_SIZE
+
+
+@dataclass
+class Group:
+    """The choices of one request."""
+
+    prompt: list[int]
+    leader: Stream
+    asks_prompt: bool
+    has_prompt: bool = False
+    """Whether the leader has computed it: until then the others follow."""
 
 
 class DecodeMachine(RuleBasedStateMachine):
@@ -105,6 +140,7 @@ class DecodeMachine(RuleBasedStateMachine):
             max_preemptions=max_preemptions,
         )
         self.streams: dict[SequenceKey, Stream] = {}
+        self.groups: dict[RequestId, Group] = {}
         self.receivers: list[tuple[Sequence, list[BlockId]]] = []
         """Copies that outlived their sequence: they still own their pages and may write into them."""
         self.num_added = 0
@@ -116,25 +152,49 @@ class DecodeMachine(RuleBasedStateMachine):
 
     def _add(self, request: Request) -> None:
         self.num_added += 1
-        key = SequenceKey(RequestId(str(self.num_added)), PlacementNumber(1))
-        token_ids, stop_ids, max_tokens = list(request.token_ids), request.stop_ids, request.max_tokens
-        num_prompt = max(1, len(token_ids) - request.num_shown)
-        sampling = SamplingParams(1, len(token_ids) - num_prompt + max_tokens, stop_ids=stop_ids)
-        arrival = self.num_added - (3 if request.is_failover else 0)
-        sequence = Sequence(key, list(token_ids), num_prompt, sampling, arrival, request.salt, request.runs_alone)
-        wants = Intake.LOCAL if request.runs_alone else request.wants
-        must_refuse = max(num_prompt + 1, len(token_ids)) > min(CAPACITY, self.max_context)
-        must_refuse |= len(token_ids) >= self.max_context
+        asks_prompt = request.asks and not any(request.shown.values())
+        streams = [
+            self._stream(request, choice, asks_prompt=asks_prompt and choice == min(request.shown))
+            for choice in sorted(request.shown)[: self.max_sequences]
+        ]
+        leader, *followers = [stream.sequence for stream in streams]
+        wants = streams[0].wants
+        must_refuse = any(
+            max(len(request.prompt) + 1, one.num_tokens) > min(CAPACITY, self.max_context)
+            or one.num_tokens >= self.max_context
+            for one in (leader, *followers)
+        )
+        num_blocks = -(-leader.num_tokens // BLOCK_SIZE) + sum(stream.num_own for stream in streams[1:])
+        must_refuse |= len(streams) > 1 and num_blocks > NUM_BLOCKS
         try:
-            self.scheduler.add(sequence, wants)
+            self.scheduler.add(leader, wants, followers)
         except DoesNotFit:
             assert must_refuse
             return
         assert not must_refuse
+        self.groups[leader.key.request] = Group(request.prompt, streams[0], asks_prompt)
+        self.streams |= {stream.sequence.key: stream for stream in streams}
+
+    def _stream(self, request: Request, choice: int, *, asks_prompt: bool) -> Stream:
+        key = SequenceKey(RequestId(str(self.num_added)), PlacementNumber(1), choice=ChoiceIndex(choice))
+        prompt, num_shown = request.prompt, request.shown[choice]
+        shown = solo_output(prompt, (), num_shown, 1000, choice)[0] if num_shown else []
+        max_tokens = max(request.shown.values()) + request.max_tokens
+        sampling = SamplingParams(
+            1,
+            max_tokens,
+            stop_ids=request.stop_ids,
+            num_logprobs=0 if request.asks else None,
+            num_prompt_logprobs=0 if asks_prompt else None,
+        )
+        arrival = 2 * self.num_added - (7 if request.is_failover else 0)
+        token_ids = prompt + shown
+        sequence = Sequence(key, token_ids, len(prompt), sampling, arrival, request.salt, request.runs_alone)
+        is_leader = choice == min(request.shown)
+        wants = request.wants if is_leader and not request.runs_alone else Intake.LOCAL
         max_held = min(self.max_context, CAPACITY + 1)
-        expected, reason = solo_output(token_ids, stop_ids, max_tokens, max_held)
-        shown = token_ids[num_prompt:]
-        self.streams[key] = Stream(sequence, wants, shown + expected, reason, list(shown))
+        expected, reason = solo_output(token_ids, request.stop_ids, max_tokens - num_shown, max_held, choice)
+        return Stream(sequence, wants, shown + expected, reason, list(shown))
 
     @rule(count=st.sampled_from([1, 3, 8]))
     def run_steps(self, count: int) -> None:
@@ -151,8 +211,10 @@ class DecodeMachine(RuleBasedStateMachine):
             return
         victim = data.draw(st.sampled_from(plan.chunks)).sequence
         blocks = set(victim.block_ids)
-        self._settle(plan, self.runner.run(plan, self._live(), frozenset({victim.key})))
-        assert victim.key not in self.streams
+        emissions = self._settle(plan, self.runner.run(plan, self._live(), frozenset({victim.key})))
+        assert not self._choices(victim.key), "a choice that fails ends them all"
+        if all(emission.key != victim.key for emission in emissions):
+            return  # another choice had failed in planning
         found = self.prefix.match(victim.token_ids, victim.hash_chain, victim.num_tokens)
         assert not blocks & set(found)
         self.pool.release(found)
@@ -195,7 +257,7 @@ class DecodeMachine(RuleBasedStateMachine):
         must_be_alone = stream.sequence.runs_alone or (alone and was_remote)
         self._stop_receiving(stream)
         assert self.scheduler.fall_back(stream.sequence.key, alone=alone) == was_remote
-        assert stream.sequence.runs_alone == must_be_alone
+        assert {one.sequence.runs_alone for one in self._choices(stream.sequence.key)} == {must_be_alone}
         stream.is_reserved = False
         stream.wants = Intake.LOCAL
 
@@ -203,6 +265,23 @@ class DecodeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         self._cancel(data.draw(st.sampled_from(sorted(self.streams))))
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data())
+    def cancel_all(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.streams)))
+        for stream in self._choices(key):
+            self._drop(stream)
+        self.scheduler.cancel_all(key.of_placement)
+        self.scheduler.cancel_all(key.of_placement)
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data())
+    def cancel_leader(self, data: st.DataObject) -> None:
+        leaders = sorted(self.groups[key.request].leader.sequence.key for key in self.streams)
+        key = data.draw(st.sampled_from(leaders))
+        if key in self.streams:
+            self._cancel(key)
 
     @precondition(lambda self: self.receivers)
     @rule(writes=st.booleans())
@@ -224,7 +303,8 @@ class DecodeMachine(RuleBasedStateMachine):
         assert scheduler.num_running + scheduler.num_reserved + scheduler.num_waiting == len(self.streams)
         assert scheduler.num_reserved == len(self._reserved())
         present = [stream for stream in self.streams.values() if stream.sequence.block_ids or stream.is_reserved]
-        assert len(present) <= 1 or not any(stream.sequence.runs_alone for stream in present), "company for a lone one"
+        requests = {stream.sequence.key.request for stream in present}
+        assert len(requests) <= 1 or not any(stream.sequence.runs_alone for stream in present), "company for a lone one"
         assert scheduler.is_exclusive == any(stream.sequence.runs_alone for stream in self.streams.values())
         owned = {block for stream in self.streams.values() for block in stream.sequence.block_ids}
         owned |= {block for _, blocks in self.receivers for block in blocks}
@@ -259,13 +339,16 @@ class DecodeMachine(RuleBasedStateMachine):
     def _plan(self) -> StepPlan:
         waiting = self._waiting()
         preemptions = {key: stream.sequence.num_preemptions for key, stream in self.streams.items()}
-        running_before = [key for key, stream in self.streams.items() if key not in waiting and not stream.is_reserved]
-        reserved = self.scheduler.admit()
-        for sequence in reserved:
+        running_before = [key for key, stream in self.streams.items() if stream.sequence.block_ids]
+        running_before = [key for key in running_before if not self.streams[key].is_reserved]
+        has_run = {key for key, stream in self.streams.items() if stream.sequence.num_preemptions}
+        outcome = self.scheduler.admit()
+        for sequence in outcome.reserved:
             stream = self.streams[sequence.key]
             assert stream.wants is Intake.REMOTE
             stream.is_reserved = True
-            needs_pages = sequence.sampling.max_tokens - sequence.num_generated > 1
+            wants_more = sequence.sampling.max_tokens - sequence.num_generated > 1
+            needs_pages = wants_more or bool(self._following(sequence.key))
             assert bool(sequence.block_ids) == needs_pages
             if needs_pages:
                 self.content.verify(
@@ -273,8 +356,13 @@ class DecodeMachine(RuleBasedStateMachine):
                 )
         left = self._waiting()
         admitted = [self.streams[key].sequence for key in waiting if key not in left]
+        begun = {sequence.key for sequence in admitted if not self.streams[sequence.key].is_reserved} - has_run
+        assert {sequence.key for sequence in outcome.begun} == begun
         for sequence in admitted:
-            assert all(sequence.arrival <= self.streams[key].sequence.arrival for key in left), "overtakes"
+            age = self.streams[sequence.key].age
+            assert all(sequence.arrival <= self.streams[key].age[0] for key in left), "overtakes"
+            assert all(age <= self.streams[key].age for key in left if key.request == sequence.key.request)
+        self._check_promises([sequence for sequence in admitted if sequence.block_ids])
         plan = self.scheduler.plan()
         for sequence in admitted:
             assert sequence.num_preemptions == preemptions[sequence.key], (
@@ -283,6 +371,21 @@ class DecodeMachine(RuleBasedStateMachine):
         self._check_plan(plan)
         self._check_preemptions(preemptions, running_before)
         return plan
+
+    def _check_promises(self, admitted: list[Sequence]) -> None:
+        """There is room for whoever follows the youngest of those that were given pages, or somebody older."""
+        if not admitted:
+            return
+        youngest = max(self.streams[sequence.key].age for sequence in admitted)
+        promised = [
+            follower
+            for key, stream in self.streams.items()
+            if stream.sequence.block_ids or stream.is_reserved
+            for follower in self._following(key)
+            if follower.age < youngest or stream.age == youngest
+        ]
+        assert sum(follower.num_own for follower in promised) <= self.pool.num_free
+        assert self.scheduler.num_running + self.scheduler.num_reserved + len(promised) <= self.max_sequences
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.token_budget
@@ -297,6 +400,7 @@ class DecodeMachine(RuleBasedStateMachine):
             assert chunk.start == sequence.num_computed
             assert chunk.samples == (chunk.start + chunk.length == sequence.num_tokens)
             assert len(sequence.block_ids) == -(-sequence.num_tokens // BLOCK_SIZE)
+            assert sequence.key not in {one.sequence.key for one in self._following(sequence.key)}
 
     def _check_preemptions(self, before: dict[SequenceKey, int], running_before: list[SequenceKey]) -> None:
         preempted = [
@@ -311,15 +415,20 @@ class DecodeMachine(RuleBasedStateMachine):
             assert sequence.num_computed == 0
             assert all(self.streams[other].sequence.arrival <= sequence.arrival for other in kept), "older preempted"
 
-    def _settle(self, plan: StepPlan, result: StepResult) -> None:
-        for emission in self.scheduler.settle(plan, result):
+    def _settle(self, plan: StepPlan, result: StepResult) -> list[Emission]:
+        emissions = self.scheduler.settle(plan, result)
+        for chunk in plan.chunks:
+            self._note_prompt(chunk.sequence)
+        for emission in emissions:
             self._hear(emission, result)
+        return emissions
 
     def _hear(self, emission: Emission, result: StepResult | None = None) -> None:
         stream = self.streams[emission.key]
         assert emission.index == len(stream.shown)
         assert emission.chain == chain_of(stream.shown)
         assert emission.num_cached <= stream.sequence.num_prompt
+        self._check_logprobs(stream, emission)
         stream.shown += emission.token_ids
         assert stream.shown == stream.expected[: len(stream.shown)]
         match emission.failure:
@@ -337,6 +446,25 @@ class DecodeMachine(RuleBasedStateMachine):
             self._verify_cached(stream.sequence)
             assert self.scheduler.sequence(emission.key) is None
             assert not self.scheduler.cancel(emission.key)
+        if emission.failure is not None:
+            for other in self._choices(emission.key):
+                self._drop(other)
+                assert self.scheduler.sequence(other.sequence.key) is None
+
+    def _check_logprobs(self, stream: Stream, emission: Emission) -> None:
+        is_asked = stream.sequence.sampling.num_logprobs is not None
+        assert emission.logprobs == (tuple(map(likelihood, emission.token_ids)) if is_asked else ())
+        group = self.groups[emission.key.request]
+        is_due = group.asks_prompt and bool(emission.token_ids)
+        assert emission.prompt_logprobs == (tuple(map(likelihood, group.prompt[1:])) if is_due else ())
+        group.asks_prompt &= not is_due
+
+    def _note_prompt(self, computed: Sequence) -> None:
+        """After a step that has computed something of that sequence."""
+        group = self.groups[computed.key.request]
+        is_over = computed.key in self.streams and self.scheduler.sequence(computed.key) is None
+        if group.leader.sequence is computed and (is_over or computed.num_computed >= computed.num_prompt):
+            group.has_prompt = True
 
     def _verify_cached(self, sequence: Sequence) -> None:
         self.content.verify_hits(self.prefix, sequence.token_ids, sequence.cache_salt)
@@ -355,26 +483,54 @@ class DecodeMachine(RuleBasedStateMachine):
 
     def _commit(self, stream: Stream) -> None:
         sequence = stream.sequence
-        token = next_token(sequence.token_ids)
-        emission = self.scheduler.conclude(sequence.key, token)
-        assert (emission is None) == (len(stream.expected) - len(stream.shown) > 1)
+        token = next_token(sequence.token_ids, sequence.key.choice)
+        sampling, prompt = sequence.sampling, sequence.token_ids[1 : sequence.num_prompt]
+        first = FirstToken(
+            token,
+            logprobs=None if sampling.num_logprobs is None else likelihood(token),
+            prompt_logprobs=tuple(map(likelihood, prompt)) if sequence.wants_prompt_logprobs else (),
+        )
+        emission = self.scheduler.conclude(sequence.key, first)
+        needs_pages = len(stream.expected) - len(stream.shown) > 1 or bool(self._following(sequence.key))
+        assert (emission is None) == needs_pages
         if emission is None:
             self._receive(stream, range(sequence.num_computed, sequence.num_tokens))
             self._stop_receiving(stream)
-            emission = self.scheduler.activate(sequence.key, token)
+            emission = self.scheduler.activate(sequence.key, first)
         assert emission is not None
         stream.is_reserved = False
         stream.wants = Intake.LOCAL
+        self.groups[sequence.key.request].has_prompt = True
         self._hear(emission)
-        assert self.scheduler.activate(sequence.key, token) is None
+        assert self.scheduler.activate(sequence.key, first) is None
 
     def _cancel(self, key: SequenceKey) -> None:
-        stream = self.streams.pop(key)
-        if stream.receiving:
-            self.receivers.append((stream.sequence, stream.receiving))
+        stream = self.streams[key]
+        self._drop(stream)
         assert self.scheduler.cancel(key)
         self._verify_cached(stream.sequence)
         assert not self.scheduler.cancel(key)
+        group = self.groups[key.request]
+        if group.leader is stream and not group.has_prompt and self._choices(key):
+            group.leader = self._choices(key)[0]
+            group.leader.wants = Intake.LOCAL if stream.is_reserved or stream.sequence.block_ids else stream.wants
+
+    def _drop(self, stream: Stream) -> None:
+        """Forget a stream; copies into its pages may go on."""
+        del self.streams[stream.sequence.key]
+        if stream.receiving:
+            self.receivers.append((stream.sequence, stream.receiving))
+
+    def _choices(self, key: SequenceKey) -> list[Stream]:
+        """Return the choices of that request that are not over, by number."""
+        return [stream for other, stream in sorted(self.streams.items()) if other.request == key.request]
+
+    def _following(self, leader: SequenceKey) -> list[Stream]:
+        """Return those that wait for the prompt of that leader."""
+        group = self.groups[leader.request]
+        if group.has_prompt or group.leader.sequence.key != leader:
+            return []
+        return [stream for stream in self._choices(leader) if stream is not group.leader]
 
     def _live(self) -> list[Sequence]:
         return [stream.sequence for stream in self.streams.values()]
@@ -383,8 +539,16 @@ class DecodeMachine(RuleBasedStateMachine):
         return [stream for stream in self.streams.values() if stream.is_reserved]
 
     def _waiting(self) -> set[SequenceKey]:
-        """Those without pages that are not reserved."""
-        return {key for key, stream in self.streams.items() if not stream.sequence.block_ids and not stream.is_reserved}
+        """Those without pages that are not reserved and follow nobody."""
+        return {
+            key
+            for key, stream in self.streams.items()
+            if not stream.sequence.block_ids and not stream.is_reserved and not self._is_following(stream)
+        }
+
+    def _is_following(self, stream: Stream) -> bool:
+        group = self.groups[stream.sequence.key.request]
+        return group.leader is not stream and not group.has_prompt
 
 
 TestDecodeScheduler = DecodeMachine.TestCase
