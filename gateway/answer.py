@@ -62,6 +62,7 @@ class Answer:
         self._sink = sink
         self._record = record
         self._prompts = [self._open(index, prompt) for index, prompt in enumerate(accepted.prompts)]
+        self._num_open = sum(prompt.num_open for prompt in self._prompts)
         self.times: StageTimes | None = None
         """Where the time of the choice that ended last went, if its worker told."""
         sink.start(self)
@@ -74,7 +75,7 @@ class Answer:
     @property
     def is_over(self) -> bool:
         """Whether every choice has ended."""
-        return not any(prompt.num_open for prompt in self._prompts)
+        return self._num_open == 0
 
     @property
     def usage(self) -> Usage:
@@ -148,6 +149,7 @@ class Answer:
         if choice.is_open:
             return
         answers.num_open -= 1
+        self._num_open -= 1
         self._sink.end(choice)
         if answers.num_open and isinstance(event, TokenDelta):
             self._engine.end_choice(answers.prompt.generate.request, event.choice)

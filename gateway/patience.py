@@ -25,6 +25,7 @@ class Patience:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline_s: float | None = None
         self._task: asyncio.Task[object] | None = None
         self._num_cancels = 0
@@ -33,9 +34,11 @@ class Patience:
         self._is_over = False
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         assert task is not None  # only tasks wait
-        loop = asyncio.get_running_loop()
         self._task, self._num_cancels, self._is_over = task, task.cancelling(), False
         self._deadline_s = loop.time() + self._limit_s
         if self._timer is None:

@@ -1,0 +1,81 @@
+"""What is ready for a client: taken together, bounded, and never lost with the end of its producer."""
+
+import asyncio
+
+import pytest
+
+from gateway.outbox import Outbox, filling
+
+LONG_S = 5.0
+
+
+async def test_what_is_ready_is_taken_together() -> None:
+    outbox: Outbox[int] = Outbox(LONG_S)
+    outbox.put(1)
+    outbox.put(2)
+    assert await outbox.take() == [1, 2]
+    taking = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    outbox.put(3)
+    outbox.put(4)
+    assert await taking == [3, 4]
+    outbox.close()
+
+
+async def test_silence_is_an_empty_take_and_loses_nothing() -> None:
+    outbox: Outbox[int] = Outbox(0.01)
+    assert await outbox.take() == []
+    outbox.put(1)
+    assert await outbox.take() == [1]
+    outbox.close()
+
+
+async def test_the_producer_waits_for_a_slow_consumer() -> None:
+    outbox: Outbox[int] = Outbox(LONG_S, capacity=2)
+    made: list[int] = []
+
+    async def produce() -> None:
+        for number in range(6):
+            made.append(number)
+            outbox.put(number)
+            if outbox.is_full:
+                await outbox.room()
+
+    async with filling(outbox, produce()) as producing:
+        taken: list[int] = []
+        while not outbox.is_done or len(taken) < 6:
+            assert len(made) <= len(taken) + 2
+            taken += await outbox.take()
+        producing.result()
+    assert taken == list(range(6))
+
+
+async def test_what_the_producer_left_is_taken_before_its_failure_is_told() -> None:
+    outbox: Outbox[int] = Outbox(LONG_S)
+
+    async def produce() -> None:
+        outbox.put(1)
+        raise ValueError("broken")
+
+    async with filling(outbox, produce()) as producing:
+        assert await outbox.take() == [1]
+        assert await outbox.take() == []
+        assert outbox.is_done
+        with pytest.raises(ValueError, match="broken"):
+            producing.result()
+
+
+async def test_a_producer_ends_with_its_block() -> None:
+    outbox: Outbox[int] = Outbox(LONG_S)
+    is_cancelled = asyncio.Event()
+
+    async def produce() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            raise
+
+    async with filling(outbox, produce()):
+        await asyncio.sleep(0)
+    assert is_cancelled.is_set()
