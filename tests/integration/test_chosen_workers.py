@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from common.errors import Overloaded, RequestCancelled, WorkerLost
-from common.messages.ids import PlacementNumber, RequestId
+from common.messages.ids import PlacementNumber, RequestId, TenantId
 from proto import worker_pb2 as pb
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, job_of, quicken
 from tests.support.dispatch_scenes import make_request, source_of, until_waiting
@@ -35,6 +36,17 @@ class TestCancelById:
         async with asyncio.timeout(DEADLINE_S):
             assert await worker.cancels.get() == ("r", 1)
         assert not gateway.dispatcher.cancel(RequestId("r"))
+
+    async def test_b139_a_tenant_ends_its_own_alone(self, gateway: DispatchHarness) -> None:
+        await gateway.add_worker("decode-0", seats=0)
+        request = replace(make_request(), tenant=TenantId("key-a"))
+        running = asyncio.create_task(gateway.collect(request))
+        await until_waiting(gateway)
+        assert not gateway.dispatcher.cancel(RequestId("r"))
+        assert not gateway.dispatcher.cancel(RequestId("r"), TenantId("key-b"))
+        assert gateway.dispatcher.cancel(RequestId("r"), TenantId("key-a"))
+        with pytest.raises(RequestCancelled):
+            await running
 
     async def test_a_waiting_request_ends(self, gateway: DispatchHarness) -> None:
         await gateway.add_worker("decode-0", seats=0)

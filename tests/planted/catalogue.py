@@ -1,6 +1,18 @@
 """All planted bugs."""
 
-from tests.planted import broker, cache, duress, gateway, handover, identities, sampling, scheduling, transfer
+from tests.planted import (
+    answers,
+    broker,
+    cache,
+    duress,
+    gateway,
+    handover,
+    identities,
+    sampling,
+    scheduling,
+    tenants,
+    transfer,
+)
 
 PLANTS = (
     *handover.PLANTS,
@@ -10,6 +22,8 @@ PLANTS = (
     *scheduling.PLANTS,
     *sampling.PLANTS,
     *gateway.PLANTS,
+    *answers.PLANTS,
     *duress.PLANTS,
     *broker.PLANTS,
+    *tenants.PLANTS,
 )
