@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.tokenizer import ModelTokenizer
-from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, id_of, sentencepiece_tokenizer, tiny_card
+from tests.support.tiny_tokenizer import EOS, byte_ids, byte_level_tokenizer, id_of, sentencepiece_tokenizer, tiny_card
 
 TOKENIZERS = {
     "byte-level": byte_level_tokenizer(),
     "sentencepiece": sentencepiece_tokenizer(),
 }
 MODELS = {name: ModelTokenizer(tiny_card(tokenizer)) for name, tokenizer in TOKENIZERS.items()}
+SPECIAL = {
+    name: [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    for name, tokenizer in TOKENIZERS.items()
+}
 
 MULTIBYTE = [*"日本é👩💻\u200d", *"ab ", "\ufffd"]
 
@@ -28,8 +32,8 @@ def cut(ids: list[int], data: st.DataObject) -> list[list[int]]:
     return [ids[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def stream(model: ModelTokenizer, pushes: list[list[int]]) -> list[str]:
-    detokenizer = model.detokenizer()
+def stream(model: ModelTokenizer, pushes: list[list[int]], shown: frozenset[str] = frozenset()) -> list[str]:
+    detokenizer = model.detokenizer(shown=shown)
     return [*(detokenizer.push(ids) for ids in pushes), detokenizer.finish()]
 
 
@@ -43,6 +47,18 @@ def test_b008_any_ids_any_cut(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 2), max_size=40))
     assert "".join(stream(MODELS[name], cut(ids, data))) == whole(tokenizer, ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_special_tokens_that_are_wanted_are_shown_and_no_others(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    eos = id_of(tokenizer, EOS)
+    some_id = st.integers(0, tokenizer.get_vocab_size() + 2) | st.sampled_from(SPECIAL[name])
+    ids = data.draw(st.lists(some_id, max_size=40))
+    text = "".join(stream(MODELS[name], cut(ids, data), frozenset({EOS, "ab"})))
+    kept = [token_id for token_id in ids if token_id == eos or token_id not in SPECIAL[name]]
+    assert text == tokenizer.decode(kept, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
