@@ -20,7 +20,7 @@ MAX_BLOCKS = 4096
 """A gateway names no more blocks of a prompt than this: it takes 0.7 us each."""
 
 MAX_NAMES = 16
-"""So many prefixes of a prompt are looked for: what a worker has is known to a sixteenth of the prompt, in one look."""
+"""So many prefixes of a prompt are looked for at most, in one look: what a worker has is known to an eighth of it."""
 
 ID_BYTES = 4
 
@@ -73,4 +73,4 @@ def name_prefixes(packed_ids: bytes, block_size: int, fingerprint: str, salt: st
         digest = extend(digest, packed_ids[start : start + block_size * ID_BYTES])
         if (block + 1) % num_blocks == 0:
             names.append(short_name(digest))
-    return PromptPrefixes(tuple(names), max(1, num_blocks) * block_size)
+    return PromptPrefixes(tuple(names), num_blocks * block_size) if names else NO_PREFIXES
