@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 from gateway.engine import FinishReason, Readiness
 from tests.support.gateway_server import Gateway, chat_body, parse_events, raw_request, running_gateway, text_of
-from tests.support.scripted_engine import ScriptedEngine, Silence, Step, Stop, Until
+from tests.support.scripted_engine import Say, ScriptedEngine, Silence, Step, Stop, Until
 from tests.support.tiny_tokenizer import EOS, byte_ids, byte_level_tokenizer, id_of, tiny_card
 
 TOKENIZER = byte_level_tokenizer()
@@ -61,6 +64,30 @@ async def test_b018_envelope_of_a_stream(gateway: Gateway, path: str) -> None:
     if path == CHAT:
         assert [choice["delta"].get("role") for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
     assert text_of(chunks) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "fields"),
+    [
+        (CHAT, ChatCompletionChunk, {"logprobs": True, "top_logprobs": 2}),
+        (CHAT, ChatCompletion, {"logprobs": True, "top_logprobs": 2}),
+        (CHAT, ChatCompletionChunk, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+        (CHAT, ChatCompletion, {}),
+        (TEXT, Completion, {"logprobs": 2, "prompt": ["a", "b"]}),
+        (TEXT, Completion, {}),
+    ],
+)
+async def test_b018_everything_has_the_types_of_the_official_client(
+    gateway: Gateway, path: str, kind: type[BaseModel], fields: dict[str, Any]
+) -> None:
+    gateway.engine.play([Say(1, (5, 6)), *byte_ids(TOKENIZER, "日"), Stop(), Stop(choice=1)])
+    body = BODIES[path](n=2, **fields) | ({"stream": True} if kind is ChatCompletionChunk else {})
+    if body.get("stream"):
+        *answers, _ = await gateway.events(path, body)
+    else:
+        answers = [(await gateway.post(path, body))[1]]
+    for answer in answers:
+        kind.model_validate(answer, strict=True)
 
 
 async def test_usage_is_absent_unless_asked(gateway: Gateway) -> None:

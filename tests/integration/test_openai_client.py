@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import WorkerLost
 from tests.support.gateway_server import Gateway, running_gateway
-from tests.support.scripted_engine import ScriptedEngine, Step, Stop
+from tests.support.scripted_engine import Say, ScriptedEngine, Step, Stop
 from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
 
 TOKENIZER = byte_level_tokenizer()
@@ -69,3 +69,37 @@ async def test_errors_have_their_own_types(client: openai.AsyncOpenAI, gateway: 
     with pytest.raises(openai.APIError, match="the worker is gone"):
         async for _ in stream:
             pass
+
+
+# Several choices, logprobs
+
+
+async def test_choices_with_logprobs(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
+    ids = byte_ids(TOKENIZER, "日b")
+    script: list[Step] = [*(Say(index, tuple(ids)) for index in (1, 0)), Stop(choice=1), Stop()]
+    gateway.engine.play(script)
+    answer = await client.chat.completions.create(model="tiny", messages=HI, n=2, logprobs=True, top_logprobs=3)
+    for index, choice in enumerate(answer.choices):
+        assert (choice.index, choice.message.content) == (index, "日b")
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert b"".join(bytes(entry.bytes or []) for entry in choice.logprobs.content) == "日b".encode()
+        assert {len(entry.top_logprobs) for entry in choice.logprobs.content} == {3}
+
+
+async def test_a_batch_with_echo_and_logprobs(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
+    gateway.engine.play([(5,), Stop()])
+    answer = await client.completions.create(model="tiny", prompt=["ab", "c"], echo=True, logprobs=2, max_tokens=1)
+    assert [choice.text for choice in answer.choices] == [text + TOKENIZER.decode([5]) for text in ("ab", "c")]
+    for choice, num_tokens in zip(answer.choices, (3, 2), strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert len(choice.logprobs.token_logprobs) == num_tokens
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 2)
+
+
+async def test_timing_is_there_for_who_asks(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="tiny", messages=HI, extra_headers={"x-tandem-timing": "true"})
+    assert answer.model_extra is not None
+    assert answer.model_extra["timing"]["total_s"] > 0

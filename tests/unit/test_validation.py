@@ -5,12 +5,17 @@ import logging
 from typing import Any
 
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
 
 from common.errors import ContextLengthExceeded, InvalidRequest
 from common.messages.sampling import SamplingParams
 from gateway.sampling import settle_sampling
+from gateway.schemas.chat import ChatMessage, ChatRequest
+from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.sampling import StreamOptions
+from gateway.unsupported import CHAT_REFUSED, COMPLETION_REFUSED, WITHOUT_EFFECT
 from gateway.validation import (
-    MAX_CHOICES_IN_ALL,
     MAX_PROMPTS,
     ChatPrompt,
     TextPrompt,
@@ -210,101 +215,6 @@ def test_b028_n(n: object) -> None:
     assert refused_param(n=n) == "n"
 
 
-def test_n_and_best_of_count_answers_per_prompt() -> None:
-    assert (chat(n=128).form.num_choices, chat(n=128).form.num_generated) == (128, 128)
-    form = completion(prompt=["a", "b"], n=2, best_of=3).form
-    assert (form.num_choices, form.num_generated) == (2, 3)
-    assert settle(completion(n=2, best_of=3)).num_logprobs == 0
-    assert settle(completion(n=2, best_of=2)).num_logprobs is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"n": 3, "best_of": 2}, "best_of"),
-        ({"best_of": 0}, "best_of"),
-        ({"best_of": 129}, "best_of"),
-        ({"best_of": 2, "stream": True}, "best_of"),
-        ({"prompt": ["x"] * 10, "n": MAX_CHOICES_IN_ALL // 10 + 1}, "n"),
-        ({"prompt": ["x"] * 10, "best_of": MAX_CHOICES_IN_ALL // 10 + 1}, "best_of"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1, "echo": True}, "max_tokens"),
-        ({"logprobs": 6}, "logprobs"),
-        ({"logprobs": -1}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
-        ({"echo": 1}, "echo"),
-        ({"suffix": "x"}, "suffix"),
-        ({"top_logprobs": 1}, "top_logprobs"),
-        ({"max_completion_tokens": 1}, "max_completion_tokens"),
-    ],
-)
-def test_what_a_completion_cannot_ask_for(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        completion(**fields)
-    assert caught.value.param == param
-
-
-def test_best_of_that_asks_for_nothing_can_be_streamed() -> None:
-    assert completion(n=2, best_of=2, stream=True).form.streams
-
-
-# Logprobs and bias
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, None),
-        ({"logprobs": False}, None),
-        ({"logprobs": True}, 0),
-        ({"logprobs": True, "top_logprobs": 0}, 0),
-        ({"logprobs": True, "top_logprobs": 20}, 20),
-    ],
-)
-def test_b010_logprobs_of_a_chat(fields: dict[str, Any], expected: int | None) -> None:
-    params = settle(chat(**fields))
-    assert (params.num_logprobs, params.num_prompt_logprobs) == (expected, None)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"top_logprobs": 0, "logprobs": False}, "top_logprobs"),
-        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
-    ],
-)
-def test_b010_what_a_chat_cannot_ask_for(fields: dict[str, Any], param: str) -> None:
-    assert refused_param(**fields) == param
-
-
-def test_echo_asks_for_logprobs_of_the_prompt() -> None:
-    assert settle(completion(logprobs=3)).num_prompt_logprobs is None
-    assert settle(completion(logprobs=3, echo=True)).num_prompt_logprobs == 3
-    assert settle(completion(echo=True)).num_prompt_logprobs is None
-    nothing = completion(max_tokens=0, echo=True)
-    assert nothing.form.hides_tokens
-    assert settle(nothing).max_tokens == 1
-
-
-def test_logit_bias() -> None:
-    assert settle(chat(logit_bias={"7": -100, "5": 0.5, "6": 0})).logit_bias == ((5, 0.5), (7, -100.0))
-
-
-@pytest.mark.parametrize(
-    "bias",
-    [
-        *({str(V): 1}, {"-1": 1}, {"9" * 30: 1}, {"5": 100.5}, {"5": -101}, {"5": True}, {"5": None}, {"5": "1"}),
-        *({"x": 1}, {"1.0": 1}, {"+1": 1}, {"": 1}, {"05": 1}, [1], "x", {str(index): 1 for index in range(1025)}),
-    ],
-)
-def test_b022_logit_bias_is_bounded(bias: object) -> None:
-    assert refused_param(logit_bias=bias) == "logit_bias"
-
-
 @pytest.mark.parametrize("ids", [[V], [-1], [2**70], [True], list(range(200))])
 def test_b022_stop_token_ids_are_bounded(ids: list[int]) -> None:
     assert refused_param(stop_token_ids=ids) == "stop_token_ids"
@@ -353,18 +263,39 @@ def test_b024_two_names_of_the_limit() -> None:
 # Null
 
 
+CHAT_FIELDS = {
+    *ChatRequest.__struct_fields__,
+    *CHAT_REFUSED,
+    *WITHOUT_EFFECT,
+    *ChatParams.__annotations__,
+} - {"model", "messages"}
+TEXT_FIELDS = {
+    *CompletionRequest.__struct_fields__,
+    *COMPLETION_REFUSED,
+    *WITHOUT_EFFECT,
+    *TextParams.__annotations__,
+} - {"model", "prompt"}
+
+
 def test_b026_null_is_absent() -> None:
-    names = """
-        max_tokens max_completion_tokens temperature top_p top_k min_p n stop seed logit_bias logprobs top_logprobs
-        stream stream_options user tools tool_choice response_format presence_penalty frequency_penalty
-        repetition_penalty stop_token_ids min_tokens ignore_eos cache_salt chat_template_kwargs chat_template
-        parallel_tool_calls metadata modalities audio functions function_call reasoning_effort store prediction
-    """
-    nulls = dict.fromkeys(names.split())
-    assert settle(chat(**nulls)) == settle(chat())
-    assert chat(**nulls) == chat()
-    nulls = dict.fromkeys(("max_tokens", "suffix", "echo", "best_of", "logprobs", "n", "stop", "stream", "seed"))
-    assert completion(**nulls) == completion()
+    """For every field that we or the official client know, one by one and all together."""
+    for nulls in [dict.fromkeys(CHAT_FIELDS), *({name: None} for name in CHAT_FIELDS)]:
+        assert chat(**nulls) == chat()
+        assert settle(chat(**nulls)) == settle(chat())
+    for nulls in [dict.fromkeys(TEXT_FIELDS), *({name: None} for name in TEXT_FIELDS)]:
+        assert completion(**nulls) == completion()
+        assert settle(completion(**nulls)) == settle(completion())
+    assert settle(completion(**dict.fromkeys(TEXT_FIELDS))).max_tokens == 16
+
+
+def test_b026_null_inside_of_fields_is_absent() -> None:
+    options = dict.fromkeys(StreamOptions.__struct_fields__)
+    assert chat(stream=True, stream_options=options).form == chat(stream=True, stream_options={}).form
+    names = set(ChatMessage.__struct_fields__) - {"role", "content"}
+    messages = [{"role": "user", "content": "hi"} | dict.fromkeys(names)]
+    assert chat(messages=messages).prompts == chat().prompts
+    part = {"type": "text", "text": "hi", "refusal": None}
+    assert chat(messages=[{"role": "user", "content": [part]}]).prompts == chat().prompts
 
 
 def test_defaults_come_from_the_card() -> None:
@@ -415,17 +346,6 @@ def test_known_fields_without_effect_are_refused(name: str, value: object) -> No
 )
 def test_harmless_values_of_known_fields(fields: dict[str, Any]) -> None:
     assert settle(chat(**fields)) == settle(chat())
-
-
-def test_stream_options() -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True, "include_timing": True}
-    form = chat(stream=True, stream_options=options).form
-    assert (form.includes_usage, form.has_running_usage, form.includes_timing) == (True, True, True)
-    assert not chat(stream=True, stream_options={"continuous_usage_stats": True}).form.has_running_usage
-    assert chat(stream=True, stream_options={"include_obfuscation": False}).form == chat(stream=True).form
-    assert refused_param(stream=True, stream_options={"include_obfuscation": True}) == (
-        "stream_options.include_obfuscation"
-    )
 
 
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "1", True])
