@@ -76,7 +76,8 @@ async def accept(
         fingerprint=model.card.fingerprint,
         deadline_s=deadline.left_s,
         num_choices=request.form.num_generated,
-        tenant=metering.tenant,
+        tenant=metering.caller.tenant,
+        weight=metering.caller.weight,
         priority=request.sampling.priority or 0,
     )
     asked = [

@@ -86,7 +86,7 @@ class Admission:
         """
         with self.admit(claim.num_choices):
             if self._tenants is None or claim.caller.limits.is_unlimited:
-                yield Unmetered(claim.caller.tenant)
+                yield Unmetered(claim.caller)
                 return
             async with Metered(self._tenants, claim, self._retry_after_s) as metered:
                 yield metered

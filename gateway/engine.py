@@ -38,8 +38,8 @@ class GenerateRequest:
 
     `traceparent` and `tracestate` name the span that waits for the answer. `fingerprint` names the version of the model
     whose tokenizer made the ids. `deadline_s` is the time from the call until the request is given up, None: never.
-    `worker` names the only worker that may decode it; None: any. `tenant` and `priority` (higher is sooner) order those
-    that wait for room.
+    `worker` names the only worker that may decode it; None: any. `tenant`, its `weight` (of a fair share) and
+    `priority` (higher is sooner) order those that wait for room.
     """
 
     request: RequestId
@@ -55,6 +55,7 @@ class GenerateRequest:
     num_choices: int = 1
     tenant: TenantId = ANYBODY
     priority: int = 0
+    weight: float = 1.0
 
 
 class TokenDelta(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from typing import Protocol, Self, assert_never
 
 from common.broker.limits import Limit, Refusal, Verdict
 from common.errors import RateLimited, Unavailable
-from common.messages.ids import TenantId
+from gateway.callers import Caller
 from gateway.claims import Claim
 from gateway.tenant_permits import TenantPermits
 
@@ -15,7 +15,7 @@ class Metering(Protocol):
     """What a request holds of its tenant's limits while it is in progress."""
 
     @property
-    def tenant(self) -> TenantId:
+    def caller(self) -> Caller:
         """Whose limits and fair share it counts against."""
 
     async def settle(self, num_prompt_tokens: int) -> None:
@@ -25,8 +25,8 @@ class Metering(Protocol):
 class Unmetered:
     """Of a tenant without limits: nobody is asked."""
 
-    def __init__(self, tenant: TenantId) -> None:
-        self.tenant = tenant
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
 
     async def settle(self, num_prompt_tokens: int) -> None:
         """Do nothing."""
@@ -42,7 +42,7 @@ class Metered:
         self._tenants = tenants
         self._claim = claim
         self._retry_after_s = retry_after_s
-        self.tenant = claim.caller.tenant
+        self.caller = claim.caller
 
     async def __aenter__(self) -> Self:
         caller, claim = self._claim.caller, self._claim

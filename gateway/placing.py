@@ -182,6 +182,7 @@ class Placer:
             runs_alone=stream.budget.is_suspect,
             num_deaths=stream.budget.num_deaths,
             tenant=request.tenant,
+            weight=request.weight,
             priority=request.priority,
             cost=stream.cost,
             age_s=max(0.0, self._clock() - stream.arrived_at),

@@ -9,7 +9,7 @@ sweep()
 mend()
 for first = ARG + 2, #ARGV, 2 do
   local share, floor = share_of(ARGV[first])
-  set_share(ARGV[first], math.max(1, share + ARGV[first + 1]), floor)
+  set_share(ARGV[first], math.max(1, share + ARGV[first + 1] / weight_of(ARGV[first])), floor)
 end
 local rate = load_rate()
 return {

@@ -20,7 +20,8 @@ PAID = "!"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """`rank` 0 is the most urgent. `tenant` is written as in keys. `cost` is what the tenant's share is charged.
+    """`rank` 0 is the most urgent. `tenant` is written as in keys. `cost` is what the tenant's share is charged, by its
+    `weight`.
 
     `num_tokens` are those that the worker has to have computed before it generates. `fingerprint` None: any version of
     the model will do.
@@ -32,6 +33,7 @@ class Demand:
     cost: int
     rank: int
     tenant: str
+    weight: float
     fingerprint: Fingerprint | None
 
     @classmethod
@@ -46,5 +48,6 @@ class Demand:
             cost=max(1, most if job.cost is None else job.cost),
             rank=MAX_PRIORITY - max(-MAX_PRIORITY, min(MAX_PRIORITY, job.priority)),
             tenant=escape(job.tenant),
+            weight=job.weight,
             fingerprint=job.fingerprint,
         )

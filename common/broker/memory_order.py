@@ -55,6 +55,7 @@ class WaitingOrder:
         self._flows: dict[Flow, list[Item]] = {}
         self._items: dict[RequestId, Item] = {}
         self._shares: dict[str, int] = {}
+        self._weights: dict[str, float] = {}
         self._floor = 1
         self._last_arrival_us = 0
         self.rate = Rate()
@@ -104,17 +105,21 @@ class WaitingOrder:
             self.rate.num_tokens += item.cost
             self.rate.num_jobs += 1
 
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """Let what a tenant is served count by its weight from now on."""
+        self._weights[tenant] = weight
+
     def charge(self, tenant: str, cost: int, *, has_waited: bool) -> None:
         """Add to what a tenant was served."""
         share = self._share(tenant)
         if not has_waited and not self._is_waiting(tenant):
             share = max(share, self._floor)
         self._floor = max(self._floor, share)
-        self._shares[tenant] = share + cost
+        self._shares[tenant] = int(share + cost / self._weight(tenant))
 
     def correct(self, tenant: str, num_tokens: int) -> None:
         """Tenants are charged by estimates: take in by how many tokens one was wrong."""
-        self._shares[tenant] = max(1, self._share(tenant) + num_tokens)
+        self._shares[tenant] = max(1, int(self._share(tenant) + num_tokens / self._weight(tenant)))
 
     def num_ahead(self, request: RequestId) -> int:
         """Return how many jobs stand before this one for sure: more urgent ones, and earlier ones of its own flow."""
@@ -150,6 +155,9 @@ class WaitingOrder:
 
     def _share(self, tenant: str) -> int:
         return self._shares.get(tenant, 1)
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
 
     def _is_waiting(self, tenant: str) -> bool:
         return any(other == tenant for _, other in self._flows)

@@ -133,7 +133,9 @@ class MemoryQueue:
             if job.placement < before.placement or before.state is _State.WITHDRAWN:
                 raise StalePlacement(job.request, job.placement)
             return self._answer(job.request)
-        place = _Place(job.placement, _State.WAITING, now_s, job=job, demand=Demand.of(job, num_blocks))
+        demand = Demand.of(job, num_blocks)
+        self._order.set_weight(demand.tenant, demand.weight)
+        place = _Place(job.placement, _State.WAITING, now_s, job=job, demand=demand)
         place.ends_s = None if job.time_left_s is None else now_s + job.time_left_s
         place.is_paid = before.is_paid if before is not None else job.placement > 1
         place.arrival_us = before.arrival_us if before is not None else None

@@ -4,7 +4,8 @@
 -- tenant has waiting in one rank, a flow, is one range, oldest first. FLOWS has the flows that are not empty, by rank and
 -- by what their tenant was served. Rank 0 is the most urgent.
 --
--- Of one rank the tenant goes next that was served least (SHARES, in tokens), of equals the one whose job is older. Who
+-- Of one rank the tenant goes next that was served least (SHARES, in tokens by its weight, which stands there as
+-- `*<tenant>` unless it is 1), of equals the one whose job is older. Who
 -- begins to wait is lifted to the least served of those who wait in that rank, or, where nobody does, to what had been
 -- served to whoever was placed last (FLOOR): nobody saves up turns. Among the ranks the next job of each compete: a rank
 -- is worth AGEING of waiting. Jobs that were served before and lost their worker (tenant PAID) go first in their rank.
@@ -47,6 +48,17 @@ local function share_of(tenant)
   return tonumber(row[1] or 1), tonumber(row[2] or 1)
 end
 
+local function weight_of(tenant)
+  return tonumber(redis.call('HGET', SHARES, '*' .. tenant) or 1)
+end
+
+local function set_weight(tenant, weight)
+  if weight ~= weight_of(tenant) then
+    redis.call('HSET', SHARES, '*' .. tenant, weight)
+    keep(SHARES)
+  end
+end
+
 local function set_share(tenant, share, floor)
   redis.call('HSET', SHARES, tenant, whole(share), FLOOR, whole(floor))
   keep(SHARES)
@@ -70,7 +82,7 @@ local function charge(tenant, cost, has_waited)
   if not has_waited and not is_tenant_waiting(tenant) then
     share = math.max(share, floor)
   end
-  set_share(tenant, share + cost, math.max(floor, share))
+  set_share(tenant, share + cost / weight_of(tenant), math.max(floor, share))
 end
 
 local function lift(rank, tenant)

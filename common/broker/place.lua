@@ -33,6 +33,8 @@ elseif former and placement <= former.placement then
   return {'stale'}
 end
 
+set_weight(demand.tenant, demand.weight)
+
 local lanes, candidates = {}, {}
 for first = LANES, #ARGV, 3 do
   local lane = open_lane(#lanes, ARGV[first], ARGV[first + 1], tonumber(ARGV[first + 2]))

@@ -127,6 +127,7 @@ class RedisJobQueue:
             "cost": demand.cost,
             "rank": demand.rank,
             "tenant": demand.tenant,
+            "weight": demand.weight,
             "fingerprint": demand.fingerprint,
             "time_left": None if time_left_s is None else scripts.milliseconds(time_left_s),
             "age": scripts.milliseconds(job.age_s),

@@ -61,9 +61,10 @@ async def drained(broker: Broker, num_jobs: int, *, is_behind_others: bool = Fal
     return order
 
 
-def numbered(tenant: str, count: int, cost: int = 100) -> Sequence[Job]:
+def numbered(tenant: str, count: int, cost: int = 100, weight: float = 1.0) -> Sequence[Job]:
     """Return jobs of one tenant."""
-    return [job(f"{tenant}{number}", tenant=tenant, cost=cost) for number in range(count)]
+    jobs = [job(f"{tenant}{number}", tenant=tenant, cost=cost) for number in range(count)]
+    return [msgspec.structs.replace(each, weight=weight) for each in jobs]
 
 
 class TestPriority:
@@ -97,6 +98,16 @@ class TestFairness:
     async def test_shares_count_tokens(self, broker: Broker) -> None:
         await park(broker, *numbered("a", 3, cost=400), *numbered("b", 9, cost=100))
         assert await drained(broker, 12) == "abbbbabbbbab"
+
+    async def test_who_has_twice_the_weight_gets_twice_the_share(self, broker: Broker) -> None:
+        await park(broker, *numbered("a", 6, weight=2.0), *numbered("b", 3))
+        assert await drained(broker, 9) == "abaabaaba"
+
+    async def test_corrections_count_by_weight_too(self, broker: Broker) -> None:
+        await park(broker, *numbered("a", 3, weight=2.0), *numbered("b", 3))
+        assert await drained(broker, 2) == "ab"
+        await broker.jobs.beat_gateway(GATEWAY, {TenantId("a"): 300})
+        assert await drained(broker, 3, is_behind_others=True) == "bab"
 
     async def test_nobody_saves_up_turns(self, broker: Broker) -> None:
         await broker.registry.beat(worker_record(max_sequences=100, num_blocks=9999), worker_load(9999))
