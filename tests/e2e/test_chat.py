@@ -56,6 +56,31 @@ async def test_the_openai_client_completes(client: openai.AsyncOpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (37, 8)
 
 
+async def test_a_model_that_knows_no_tools_is_made_to_call_one(client: openai.AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"country": {"type": "string", "maxLength": 20}, "year": {"type": "integer", "maximum": 2100}},
+        "required": ["country", "year"],
+        "additionalProperties": False,
+    }
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        tools=[{"type": "function", "function": {"name": "find_capital", "parameters": schema}}],
+        tool_choice={"type": "function", "function": {"name": "find_capital"}},
+        temperature=0,
+        max_tokens=100,
+        stream=True,
+    )
+    choices = [chunk.choices[0] async for chunk in stream]
+    functions = [call.function for choice in choices for call in choice.delta.tool_calls or [] if call.function]
+    arguments = json.loads("".join(function.arguments or "" for function in functions))
+    assert functions[0].name == "find_capital"
+    assert isinstance(arguments.pop("year"), int)
+    assert arguments == {"country": "France"}
+    assert choices[-1].finish_reason == "tool_calls"
+
+
 async def test_the_openai_client_streams(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model=MODEL,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.engine import FinishReason
-from tests.support.family_templates import HERMES, THINKING
+from tests.support.family_templates import HERMES, MISTRAL, THINKING
 from tests.support.scripted_engine import Stop
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, byte_ids
 from tests.support.tool_scenes import ARGUMENTS, FAMILIES, NOW, WEATHER, Family, ids_of, scene
@@ -223,6 +223,19 @@ async def test_history_of_a_call_reaches_the_prompt() -> None:
     assert "<tool_response>\nNo.\n</tool_response>" in prompt
     assert "None" not in prompt
     assert "null" not in prompt
+
+
+async def test_ids_are_such_that_the_template_takes_them_back() -> None:
+    async with scene(MISTRAL, special=True) as model:
+        model.says(FAMILIES["mistral"].call)
+        first = await model.whole(tools=[WEATHER])
+        call_id = first.message.tool_calls[0].id
+        answer = {"role": "tool", "tool_call_id": call_id, "content": "No."}
+        model.says("It does not.")
+        await model.whole(messages=[{"role": "user", "content": "Rain?"}, first.message, answer])
+        assert call_id in model.prompt()
+        refusal = await model.refused(messages=[{"role": "user", "content": "Rain?"}, answer | {"tool_call_id": "1"}])
+    assert refusal.param == "messages"
 
 
 @pytest.mark.parametrize(
