@@ -34,8 +34,10 @@ def compile_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         raise InvalidGrammar(f"it takes more than {MAX_GRAMMAR_BYTES} bytes")
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     _check(matcher)
-    matcher.compute_bitmask()
+    mask = matcher.compute_bitmask()
     _check(matcher)
+    if matcher.validate_tokens([_lowest(mask)]) != 1:  # where single characters are no tokens
+        raise InvalidGrammar("the model's vocabulary cannot spell what must come first")
     if min(_mask_cost_s(matcher) for _ in range(_NUM_MASKS)) > MAX_MASK_S:
         raise InvalidGrammar("it is too expensive to follow")
     return matcher
@@ -51,6 +53,12 @@ def _check(matcher: LLMatcher) -> None:
         return
     complaint = complaint_of(matcher) or "it cannot be compiled"
     raise InvalidGrammar("no text can match it" if complaint in _NO_TEXT else complaint)
+
+
+def _lowest(mask: bytes) -> int:
+    """Return the lowest token that a mask with any allows."""
+    bits = int.from_bytes(mask, "little")
+    return (bits & -bits).bit_length() - 1
 
 
 def _mask_cost_s(matcher: LLMatcher) -> float:

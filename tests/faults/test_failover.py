@@ -2,6 +2,7 @@
 that one would miss."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,9 @@ POISON_TOKENS = 1000
 """More than a worker can have sent before the first of them has killed it."""
 LEAVE_S = 40.0
 
+GUIDED = "([12][0-9]{2} ){400,500}"
+"""Tokens of three digits."""
+
 SEAM_BODIES: Mapping[str, Mapping[str, Any]] = {
     "greedy": completion(21, 50, max_tokens=NUM_TOKENS, temperature=0, stream=True),
     "seeded": completion(22, 60, max_tokens=NUM_TOKENS, temperature=1.0, top_k=40, min_p=0.02, seed=9, stream=True),
@@ -51,13 +55,16 @@ SEAM_BODIES: Mapping[str, Mapping[str, Any]] = {
     ),
     "whole": completion(24, 80, max_tokens=NUM_TOKENS, temperature=0, frequency_penalty=1.0),
     "chosen end": completion(25, 90, max_tokens=NUM_TOKENS, temperature=0, stream=True),
+    "guided": completion(
+        26, 60, max_tokens=NUM_TOKENS, temperature=1.0, seed=5, stream=True, guided_regex=GUIDED, ignore_eos=False
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "SIGTERM"])
 async def test_nothing_differs_across_the_seam(cluster: FaultCluster, fault: str) -> None:
-    """Texts, finish reasons and usage: greedy, seeded, with penalties, whole, and with a stop string whose beginning
-    is told before the seam in no case: it lies far behind it."""
+    """Texts, finish reasons and usage: greedy, seeded, with penalties, whole, within a grammar, and with a stop string
+    whose beginning is told before the seam in no case: it lies far behind it."""
     bodies = dict(SEAM_BODIES)
     free = await cluster.ask(bodies["chosen end"]).over()
     assert isinstance(free, Answer)
@@ -69,6 +76,9 @@ async def test_nothing_differs_across_the_seam(cluster: FaultCluster, fault: str
     answer = expected["chosen end"]
     assert isinstance(answer, Answer)
     assert answer.finish_reason == "stop"
+    guided = expected["guided"]
+    assert isinstance(guided, Answer)
+    assert re.fullmatch(GUIDED, guided.text)
     moved = [
         ask for ask in asks.values() if cluster.rules.sightings.num_placements[await cluster.tap.id_of(ask.salt)] > 1
     ]

@@ -17,6 +17,6 @@ def write_fault_model(path: Path) -> Path:
     special = {text: token for token, text in enumerate(SPECIAL_TOKENS)}
     tokenizer = Tokenizer(models.WordLevel(vocab=special | words, unk_token=SPECIAL_TOKENS[0]))
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # grammars need to know the kind
     tokenizer.save(str(path / "tokenizer.json"))
     return path

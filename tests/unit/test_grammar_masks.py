@@ -9,6 +9,7 @@ import zlib
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from common.errors import GrammarViolated, InvalidGrammar
 from common.grammar import matcher
@@ -207,6 +208,15 @@ class TestPreparation:
         grammars.load()
         with pytest.raises(InvalidGrammar, match="tokenizer of this model"):
             await grammars.prepare(AB)
+
+    async def test_a_vocabulary_that_cannot_spell_what_must_come_first(self) -> None:
+        words = Tokenizer(models.WordLevel({"<unk>": 0, EOS: 1, "one ": 2, "ore ": 3, "two ": 4}, unk_token="<unk>"))
+        words.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        words.add_special_tokens([AddedToken(EOS, special=True)])
+        grammars = loaded(tiny_card(words))
+        await grammars.prepare(regex_text("(one |two )+"))
+        with pytest.raises(InvalidGrammar, match="cannot spell"):
+            await grammars.prepare(regex_text("(one |ore )+"))
 
     def test_a_vocabulary_of_more_tokens_than_rows(self) -> None:
         masks = GrammarMasks(loaded(tiny_card(TOKENIZER, vocab_size=END + 1)))
