@@ -1,4 +1,4 @@
-"""Reports from the field about the hand-over and about Redis stay tests: each is named by at least one."""
+"""Reports from the field about the hand-over, Redis and API keys stay tests: each is named by at least one."""
 
 import ast
 
@@ -20,12 +20,15 @@ REPORTS = {
     "b052": "seed, penalties or the first token are lost at the hand-over",
     "b053": "what came over the wire counts as cached",
     "b054": "messages of an earlier try hit a later one, finished work comes back",
+    "b104": "a place is lost when a stream is cancelled or times out",
+    "b106": "a refused request uses up another limit",
     "b115": "entries of a crashed consumer are never claimed",
     "b116": "removing a consumer drops its entries; a poison message goes round for ever",
     "b117": "a reader ends with its connection",
     "b118": "a group or stream that vanished stays so",
     "b119": "a cancelled command leaves its reply for the next one",
     "b121": "acknowledged entries stay in memory",
+    "b139": "keys are asked for at some paths only",
 }
 
 

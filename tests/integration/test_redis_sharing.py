@@ -5,9 +5,13 @@ import asyncio
 import pytest
 
 from common.broker.connection import RedisConnection
+from common.broker.limits import Demand as LimitDemand
 from common.broker.protocols import Candidate, Placed, Waiting
 from common.broker.redis_broker import RedisBroker
-from common.messages.ids import PlacementNumber, RequestId, WorkerId
+from common.broker.redis_keys import RedisKeyStore
+from common.broker.redis_limits import RedisLimits
+from common.messages.ids import PlacementNumber, RequestId, TenantId, WorkerId
+from common.messages.tenant import ApiKey, TenantLimits
 from tests.support.broker_calls import ONLY_D0
 from tests.support.broker_harness import LONG_S
 from tests.support.broker_records import (
@@ -64,5 +68,20 @@ class TestManyGateways:
                 await tasks.publish(make_task("c"), replaces=await tasks.publish(make_task("c")))
                 assert await tasks.claim(*P0, 0.0) is not None
                 assert len(await tasks.abandoned(*P1, 0.0)) == 1
+                await _count_a_tenant(broker._connection)
                 await broker.registry.leave(D0, EPOCH)
                 assert len(await broker.registry.workers()) == 1
+
+
+async def _count_a_tenant(connection: RedisConnection) -> None:
+    """Go through what is done for a key, in Redis."""
+    store, limits, bounds = RedisKeyStore(connection), RedisLimits(connection), TenantLimits(2, 100, 1)
+    await store.put(ApiKey(TenantId("key-{a}"), "alice", "0" * 64, 1, bounds))
+    assert await store.read() is not None
+    request, tenant = RequestId("a"), TenantId("key-{a}")
+    assert (await limits.reserve(tenant, bounds, request, LimitDemand(1, 10))).refusal is None
+    assert (await limits.settle(tenant, bounds, request, 20)).refusal is None
+    await limits.renew(tenant, {request: 1})
+    await limits.look()
+    await limits.release(tenant, request, 15)
+    assert await store.remove(tenant)
