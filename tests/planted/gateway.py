@@ -82,6 +82,14 @@ PLANTS = (
         file="gateway/streams.py",
         text="        self._ending = self._ending or ending\n",
         replacement="        self._ending = ending\n",
+        tests=(f"{STREAMS}::test_the_first_loss_counts", MACHINE),
+    ),
+    Plant(
+        name="end-behind-the-loss",
+        rule="A choice does not end behind the loss of its placement.",
+        file="gateway/streams.py",
+        text="        if self._ending is None:\n            try:\n",
+        replacement="        if True:\n            try:\n",
         tests=(f"{STREAMS}::test_the_first_ending_counts", MACHINE),
     ),
     Plant(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.errors import WorkerLost
 from common.messages.chain import chain_of
@@ -39,9 +39,9 @@ ages = st.sampled_from([0, 0, 0, 1, 2])
 """Placements back from the current one."""
 whos = st.sampled_from([0, 0, 0, 1, 2, 3])
 """Authors back from the newest one."""
-numbers = st.sampled_from([0, 0, 0, 1, 1, 2, 9])
+numbers = st.sampled_from([0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 9])
 """Of choices: modulo those that were asked for, except that of the last one there is none."""
-rarely = st.sampled_from([False, False, False, False, True])
+rarely = st.sampled_from([False] * 7 + [True])
 NO_CHOICE = 9
 
 
@@ -93,7 +93,10 @@ class StreamMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.placements: list[Placement] = []
-        self._open(2)
+
+    @initialize(num_choices=st.integers(1, 3))
+    def first_request(self, num_choices: int) -> None:
+        self._open(num_choices)
 
     @precondition(lambda self: self.stream.is_over or self.is_ended)
     @rule(num_choices=st.integers(1, 3))
@@ -397,4 +400,4 @@ def logprobs_of(ids: Sequence[int]) -> list[pb.TokenLogprobs]:
 
 
 TestStream = StreamMachine.TestCase
-TestStream.settings = settings(max_examples=4 * settings().max_examples)  # they are short
+TestStream.settings = settings(max_examples=8 * settings().max_examples)  # they are short

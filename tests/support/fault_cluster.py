@@ -237,7 +237,9 @@ class FaultCluster:
         self._add(REDIS, tuple(command), child_environment())
         for name in self.shape.workers + self.shape.gateways:
             port = free_port()
-            self.redis_links[name] = ByteLink(REDIS, "127.0.0.1", port, self._redis_port, look=self.tap.look)
+            link = self.redis_links[name] = ByteLink(REDIS, "127.0.0.1", port, self._redis_port)
+            if name in self.shape.gateways:
+                link.look = self.tap.look
             role = name.partition("-")[0]
             module = "gateway" if role == "gateway" else f"{role}_worker"
             self._add(name, (sys.executable, "-P", "-m", module), self._environment(name, port))

@@ -225,6 +225,14 @@ async def test_the_first_ending_counts() -> None:
     assert await drain(stream, 1) == [GONE]
 
 
+async def test_the_first_loss_counts() -> None:
+    stream = make_stream()
+    stream.take(DECODE, accepted())
+    stream.lose(DECODE, GONE)
+    stream.take(DECODE, pb.FeedEvent(placement=1, failed=pb.Failed(message="NaN", code="invalid_logits")))
+    assert await drain(stream, 1) == [GONE]
+
+
 async def test_only_the_holder_of_the_placement_can_lose_it() -> None:
     stream = make_stream()
     stream.take(DECODE, accepted())
