@@ -4,7 +4,9 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import aiohttp
 import pytest
 
 from common.broker.memory_limits import MemoryLimits
@@ -12,6 +14,7 @@ from common.messages.ids import TenantId
 from common.telemetry.logs import JsonFormatter
 from gateway.api.authenticating import METRICS_ROUTE, OPEN_ROUTES
 from gateway.api.keys import SERVICE
+from gateway.server import answer_at
 from tests.support.gateway_server import Gateway, chat_body, raw_request
 from tests.support.keyed_gateway import KeyCabinet, bearer, running_keyed_gateway
 from tests.support.scripted_engine import ScriptedEngine, Stop
@@ -168,6 +171,20 @@ async def test_metrics_can_be_closed(cabinet: KeyCabinet, key: str) -> None:
         assert (await gateway.get("/metrics"))[0] == 401
         async with gateway.session.get(f"{gateway.url}/metrics", headers=bearer(key)) as response:
             assert response.status == 200
+
+
+async def test_closed_metrics_are_open_at_the_socket_of_the_process_and_nothing_else_is(
+    cabinet: KeyCabinet, key: str
+) -> None:
+    engine = ScriptedEngine([tiny_card(TOKENIZER)])
+    with TemporaryDirectory() as folder:  # a socket's path must be short
+        async with running_keyed_gateway(engine, cabinet.entrance(MemoryLimits()), open_metrics=False) as gateway:
+            await answer_at(gateway.runner, Path(folder) / "s")
+            async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(f"{folder}/s")) as operator:
+                async with operator.get("http://gateway/metrics") as response:
+                    assert response.status == 200
+                async with operator.get("http://gateway/v1/models") as response:
+                    assert response.status == 401
 
 
 async def test_refusals_are_counted_by_reason_and_told_without_the_key(
