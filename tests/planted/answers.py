@@ -39,7 +39,7 @@ PLANTS = (
         file="gateway/answer.py",
         text=", shown=parser.markers)",
         replacement=")",
-        tests=(f"{SCENES}::test_a_call[mistral]", f"{SCENES}::test_thoughts[True]"),
+        tests=(f"{SCENES}::test_a_call", f"{SCENES}::test_thoughts"),
     ),
     Plant(
         name="thoughts-forbidden",

@@ -1,4 +1,7 @@
-"""Whatever the cut into deltas, an answer has the same thoughts, content and calls, and no character is lost."""
+"""Whatever the cut into deltas, an answer has the same thoughts, content and calls, and no character is lost.
+
+Kills the planted bugs attempt-forgotten, call-not-offered and half-marker-shown.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
