@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
+from common.broker.protocols import Candidate, Placed
 from common.errors import Overloaded, WorkerLost
 from common.messages.ids import Epoch, Fingerprint, RequestId, WorkerId
 from common.messages.registry import Role, WorkerHealth, WorkerLoad
@@ -14,8 +15,9 @@ from gateway import placing as placing_module
 from gateway.engine import GenerateRequest
 from gateway.streams import Source
 from proto import worker_pb2 as pb
-from tests.support.broker_records import make_card
+from tests.support.broker_records import make_card, make_job
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, ids_of, job_of, quicken
+from tests.support.dispatch_scenes import until_waiting
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 
@@ -94,14 +96,35 @@ async def test_a_stream_waits_for_a_worker_of_its_own_version(upgrade: Upgrade) 
     assert new.jobs.empty()
 
 
-async def test_a_waiting_job_that_another_version_takes_is_placed_again(upgrade: Upgrade) -> None:
+async def test_a_waiting_job_waits_for_its_own_version(upgrade: Upgrade) -> None:
+    """And nobody of another version waits behind it."""
     old = await upgrade.add_version(OLD)
     await old.beat(num_running=1)  # no seat is left: the request waits
     running = asyncio.create_task(upgrade.ids(OLD))
+    await until_waiting(upgrade)
     new = await upgrade.add_version(NEW)
-    taken = await job_of(new)
+    other = make_job("other")
+    assert await upgrade.broker.jobs.place(other, 1, [Candidate(new.worker, new.epoch)]) == Placed(
+        new.worker, new.epoch
+    )
+    assert (await job_of(new)).request == "other"
     await old.beat()
-    answer(new, taken, [8])
+    answer(old, await job_of(old), [9])
+    assert await running == [9]
+    assert new.jobs.empty()
+
+
+async def test_a_request_that_another_version_answers_is_placed_again(upgrade: Upgrade) -> None:
+    """Whoever gave it the job."""
+    old = await upgrade.add_version(OLD)
+    await old.beat(num_running=1)
+    running = asyncio.create_task(upgrade.ids(OLD))
+    await until_waiting(upgrade)
+    new = await upgrade.add_version(NEW)
+    await until(lambda: upgrade.feeds.is_connected(Source(new.worker, new.epoch)), "its feed", DEADLINE_S)
+    answer(new, make_job("r", gateway=upgrade.gateway), [8])
+    await until(lambda: upgrade.count("placements", kind="again") == 1, "another placement", DEADLINE_S)
+    await old.beat()
     again = await job_of(old)
     assert (again.placement, again.choices[0].shown) == (2, b"")
     answer(old, again, [9])
@@ -115,8 +138,12 @@ async def test_another_version_cannot_decline_for_this_one(upgrade: Upgrade) -> 
     old = await upgrade.add_version(OLD)
     await old.beat(num_running=1)
     running = asyncio.create_task(upgrade.ids(OLD))
+    await until_waiting(upgrade)
     new = await upgrade.add_version(NEW)
-    new.send(await job_of(new), failed=pb.Failed(message="an unknown token", code="invalid_request"))
+    await until(lambda: upgrade.feeds.is_connected(Source(new.worker, new.epoch)), "its feed", DEADLINE_S)
+    new.send(
+        make_job("r", gateway=upgrade.gateway), failed=pb.Failed(message="an unknown token", code="invalid_request")
+    )
     await until(lambda: upgrade.count("placements", kind="again") == 1, "another placement", DEADLINE_S)
     await old.beat()
     answer(old, await job_of(old), [9])
