@@ -240,7 +240,7 @@ class Intake:
         if self._ledger.get(live.key) is not live:
             return
         if objection is not None:
-            self._refuse(live, f"the grammar cannot be followed: {objection}")
+            self._refuse(live, "the grammar cannot be compiled")  # the objection may quote it
         elif self._ledger.has_suspect_beside(live):
             self.displace(live)
         else:

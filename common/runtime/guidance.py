@@ -64,12 +64,13 @@ class Grammars:
 
     async def prepare(self, grammar: str) -> None:
         """Compile a grammar unless it is known; raises `InvalidGrammar`. One at a time: cores are for the engine."""
-        async with self._turn:
-            found = self._find(grammar)
-            if found is None:
-                await _in_thread(lambda: self._compile(grammar))
-            elif isinstance(found, InvalidGrammar):
-                raise InvalidGrammar(found.message)
+        if self._find(grammar) is None:
+            async with self._turn:
+                if self._find(grammar) is None:  # nobody else has asked for it meanwhile
+                    await _in_thread(lambda: self._compile(grammar))
+        found = self._find(grammar)
+        if isinstance(found, InvalidGrammar):
+            raise InvalidGrammar(found.message)
 
     def when_ready(self, grammar: str, then: Callable[[str | None], None]) -> None:
         """Call `then` as soon as a grammar is compiled, or with the reason why it cannot be; at once if it is known."""

@@ -1,7 +1,9 @@
 """Grammars compiled by real processes: shared, remembered, and ended when they will not end."""
 
 import asyncio
+import contextlib
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +16,9 @@ from gateway.guidance import compiler, grammars
 from gateway.guidance.compiler import Compiler
 from gateway.guidance.grammars import Grammars
 from gateway.guidance.source import Choice, JsonSchema, Regex, Source
+from tests.support.cluster import is_alive
 from tests.support.polling import until
+from tests.support.source_tree import ROOT
 from tests.support.tiny_tokenizer import byte_level_tokenizer, sentencepiece_tokenizer, tiny_card
 
 CARD = tiny_card(byte_level_tokenizer())
@@ -38,8 +42,14 @@ async def compilers() -> AsyncIterator[Grammars]:
 
 def children() -> list[psutil.Process]:
     """Return the compiler processes of this process."""
-    mine = psutil.Process().children(recursive=True)
-    return [process for process in mine if any(compiler.PROGRAM in word for word in process.cmdline())]
+    return [process for process in psutil.Process().children(recursive=True) if compiler.PROGRAM in command_of(process)]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process, nothing if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none either
+        return process.cmdline()
+    return []
 
 
 def lark_of(grammar: str) -> str:
@@ -167,3 +177,27 @@ async def test_closing_ends_what_is_being_compiled() -> None:
     assert not children()
     with pytest.raises(asyncio.CancelledError):
         await doomed
+
+
+GATEWAY = """
+import asyncio, sys
+from gateway.guidance.grammars import Grammars
+from gateway.guidance.source import JsonSchema
+from tests.support.tiny_tokenizer import tiny_card
+
+async def main():
+    await Grammars(1, 600.0).compile(JsonSchema(sys.argv[1]), tiny_card())
+
+asyncio.run(main())
+"""
+
+
+async def test_a_compiler_dies_with_its_gateway_whatever_it_does() -> None:
+    gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", GATEWAY, ENDLESS.schema, cwd=ROOT)
+    try:
+        await until(lambda: any(child.cpu_times().user > 0.5 for child in children()), "it computes", 30)
+        (orphan,) = children()
+    finally:
+        gateway.kill()
+        await gateway.wait()
+    await until(lambda: not is_alive(orphan.pid), "it is gone", 30)

@@ -10,7 +10,7 @@ from common.messages.sampling import SamplingParams
 from gateway.guidance.source import AnyObject, Choice, JsonSchema, Regex
 from gateway.guidance.text import grammar_text
 from tests.support.gateway_server import Gateway, chat_body, running_gateway
-from tests.support.scripted_engine import ScriptedEngine, Stop
+from tests.support.scripted_engine import ScriptedEngine, Step, Stop
 from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -22,7 +22,7 @@ ANSWER = '{"a": 1}'
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
-    script = [tuple(byte_ids(TOKENIZER, ANSWER)), Stop()]
+    script: list[Step] = [tuple(byte_ids(TOKENIZER, ANSWER)), Stop()]
     async with running_gateway(ScriptedEngine([CARD], [script])) as running:
         yield running
 
