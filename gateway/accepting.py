@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from common.errors import InvalidRequest
 from common.messages.ids import RequestId
 from common.telemetry.traces import Stage
 from gateway.deadline import Deadline
@@ -20,6 +21,9 @@ from gateway.validation import Prompt, ValidRequest
 
 LONG_ECHO_TOKENS = 1000
 """Finding the offsets of this many tokens takes about 1 ms, what a thread's turn costs."""
+
+MAX_ECHOED_TOKENS = 131_072
+"""Tokens of prompts that one request may have repeated, once per choice: with logprobs these are some 30 MB of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,12 @@ async def _echoes(
     form = request.form
     if not form.echoes:
         return (None,) * len(prompts_ids)
+    num_tokens = sum(map(len, prompts_ids))
+    if num_tokens * form.num_generated > MAX_ECHOED_TOKENS:
+        raise InvalidRequest(
+            f"`echo` would repeat {num_tokens * form.num_generated} tokens of prompts, above {MAX_ECHOED_TOKENS}.",
+            param="echo",
+        )
 
     def echo(prompt: Prompt, ids: Sequence[int]) -> Echo:
         has_tokens = form.num_logprobs is not None or form.shows_token_ids
@@ -102,6 +112,6 @@ async def _echoes(
     def all_of_them() -> list[Echo]:
         return list(map(echo, request.prompts, prompts_ids))
 
-    if sum(map(len, prompts_ids)) <= LONG_ECHO_TOKENS:
+    if num_tokens <= LONG_ECHO_TOKENS:
         return all_of_them()
     return await service.models.run(all_of_them)

@@ -327,3 +327,10 @@ async def test_nothing_but_the_prompt(gateway: Gateway, streams: bool, n: int) -
     assert texts == dict.fromkeys(range(n), "hello")
     assert reasons == dict.fromkeys(range(n), "length")
     assert (usage["completion_tokens"], usage["prompt_tokens"]) == (0, len(TOKENIZER.encode("hello").ids))
+
+
+async def test_an_echo_above_all_bounds_is_refused(gateway: Gateway) -> None:
+    gateway.engine.cards = [tiny_card(TOKENIZER, max_context=10_000)]
+    status, answer = await gateway.complete(prompt=[[1] * 2000], n=128, echo=True)
+    assert (status, answer["error"]["param"]) == (400, "echo")
+    assert gateway.engine.requests == []
