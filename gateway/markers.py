@@ -5,6 +5,9 @@ White space beside a marker belongs to it, so white space at the end of a text i
 
 WHITESPACE = " \t\n\r"
 
+MAX_SPACE = 64
+"""So many characters of it do: models that are lost write nothing else, and it is looked at again with every token."""
+
 
 def skip_space(text: str) -> int:
     """Return where the first character that is no white space stands."""
@@ -15,8 +18,13 @@ def before_marker(text: str, marker: str) -> tuple[str, int | None]:
     """Return what certainly stands before `marker`, and where the marker ends (None: it is not, or not all, there)."""
     found = text.find(marker) if marker else -1
     if found >= 0:
-        return text[:found].rstrip(WHITESPACE), found + len(marker)
-    return text[: len(text) - _num_begun(text, marker)].rstrip(WHITESPACE), None
+        return _without_space(text[:found]), found + len(marker)
+    return _without_space(text[: len(text) - _num_begun(text, marker)]), None
+
+
+def _without_space(text: str) -> str:
+    """Return the text without the white space at its end."""
+    return text[: max(len(text.rstrip(WHITESPACE)), len(text) - MAX_SPACE)]
 
 
 def _num_begun(text: str, marker: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gateway.markers import before_marker, skip_space
+from gateway.markers import MAX_SPACE, before_marker, skip_space
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,12 @@ class ThoughtSplitter:
 
     def _start(self) -> None:
         """The opener may stand here, even if the prompt has one."""
-        opener, begun = self._markers.opener, self._held[skip_space(self._held) :]
-        if begun.startswith(opener):
+        num_space, opener = skip_space(self._held), self._markers.opener
+        begun = self._held[num_space:]
+        if num_space <= MAX_SPACE and begun.startswith(opener):
             self._held = begun[len(opener) :]
             self._in = _In.OPENED
-        elif not opener.startswith(begun):
+        elif num_space > MAX_SPACE or not opener.startswith(begun):
             self._in = _In.OPENED if self._is_open else _In.ANSWER
 
     def _think(self) -> str:

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Callable, Collection
 
 from gateway.answer_parser import Content, Piece, ToolCallDelta
-from gateway.markers import before_marker, skip_space
+from gateway.markers import MAX_SPACE, before_marker, skip_space
 from gateway.tools.call_reader import CallReader
 from gateway.tools.framing import Framing
 
@@ -87,9 +87,9 @@ class CallParser:
             self._in = _In.TEXT
             return True
         begin = skip_space(self._text)
-        if begin == len(self._text):
+        if begin == len(self._text) <= MAX_SPACE:
             return False
-        if self._text[begin] == "{":
+        if begin <= MAX_SPACE and self._text[begin] == "{":
             self._begin_attempt(begin, _In.OPENED)
         else:
             self._in = _In.TEXT
@@ -111,6 +111,9 @@ class CallParser:
     def _opened(self) -> bool:
         """Between an opener, or a separator, and the call."""
         begin = skip_space(self._text)
+        if begin > MAX_SPACE:
+            self._give_up()
+            return True
         if begin == len(self._text):
             return False
         opens_list = self._text[begin] == "[" and self._framing.is_list and not self._is_listing

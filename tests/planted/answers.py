@@ -21,8 +21,8 @@ PLANTS = (
         name="half-marker-shown",
         rule="What may still become a marker is not shown.",
         file="gateway/markers.py",
-        text="    return text[: len(text) - _num_begun(text, marker)].rstrip(WHITESPACE), None\n",
-        replacement="    return text.rstrip(WHITESPACE), None\n",
+        text="    return _without_space(text[: len(text) - _num_begun(text, marker)]), None\n",
+        replacement="    return _without_space(text), None\n",
         tests=(PARSING, "tests/unit/test_reasoning.py", ANY_CUT),
     ),
     Plant(

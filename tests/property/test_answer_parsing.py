@@ -19,7 +19,7 @@ from gateway.tools.framing import HERMES, LLAMA, MISTRAL, OBJECT, Framing
 FRAGMENTS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", '{"name": "f"',
     '{"name": "g"', ', "arguments": ', ', "parameters": ', '{"a": 1}', '{"b": "}"', "[", "]", "{", "}", ",", ";", '"',
-    "\\", ":", " ", "\n", "x", "é日", "<", "null",
+    "\\", ":", " ", "\n", "x", "é日", "<", "null", " " * 40,
     '{"name": "f", "arguments": {"a": [1, {"b": "]"}]}}', '{"name": "f", "parameters": {}}',
 )  # fmt: skip
 

@@ -47,6 +47,14 @@ def test_thoughts_are_told_while_they_are_thought() -> None:
     assert splitter.push("Yes\n") == ("", "Yes\n")
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_white_space_is_not_held_back_for_ever(is_open: bool) -> None:
+    splitter = ThoughtSplitter(THINK, is_open=is_open)
+    thoughts, answer = splitter.push("\n" * 1000)
+    assert (thoughts, len(answer)) == ("", 0 if is_open else 1000)
+    assert splitter.push("x" + "\n" * 1000)[0].startswith("x\n") == is_open
+
+
 @pytest.mark.parametrize(
     ("template", "tokens", "markers"),
     [

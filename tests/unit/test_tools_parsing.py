@@ -170,6 +170,14 @@ def test_content_is_told_at_once_but_for_what_may_be_a_marker() -> None:
     assert reader.finish() == [Content(" ")]
 
 
+@pytest.mark.parametrize("framing", [HERMES, LLAMA, MISTRAL])
+def test_white_space_is_not_held_back_for_ever(framing: Framing) -> None:
+    reader = parser(framing)
+    assert told(reader.push("\n" * 1000))[0] >= "\n" * 900
+    assert told(reader.push(framing.opener + "\n" * 1000))[0].strip() == framing.opener
+    assert read(framing, "\n" * 100 + '{"name": "f", "parameters": {}}')[1] == []
+
+
 def test_a_cut_call_is_told_as_far_as_it_came() -> None:
     assert read(HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x') == ("", [("f", '{"a": "x')])
 
