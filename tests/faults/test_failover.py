@@ -12,7 +12,7 @@ from common.messages.registry import WorkerHealth
 from tests.support.fault_client import Answer, Ask, Refusal, completion
 from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_messages import said_by_decode
-from tests.support.fault_rules import Before, Message
+from tests.support.fault_rules import Before, Lost, Message
 from tests.support.fault_stages import PROBE, Stage, Stager, Undisturbed, about
 from tests.support.polling import until
 
@@ -33,8 +33,13 @@ FREEZE_S = 8.0
 
 MAX_FAILURES = 3
 POISON_TOKENS = 1000
-"""More than a worker can have sent before the first of them has killed it."""
+"""More than three frames have."""
+
 LEAVE_S = 40.0
+
+THREE = "n: 3"
+SOON_OVER = 1
+"""The choice of that request which is over before the seam."""
 
 GUIDED = "([12][0-9]{2} ){400,500}"
 """Tokens of three digits."""
@@ -55,6 +60,8 @@ SEAM_BODIES: Mapping[str, Mapping[str, Any]] = {
     ),
     "whole": completion(24, 80, max_tokens=NUM_TOKENS, temperature=0, frequency_penalty=1.0),
     "chosen end": completion(25, 90, max_tokens=NUM_TOKENS, temperature=0, stream=True),
+    "logprobs": completion(27, 55, max_tokens=NUM_TOKENS, temperature=0.9, seed=6, logprobs=5, stream=True),
+    THREE: completion(28, 65, max_tokens=NUM_TOKENS, temperature=1.0, seed=12, n=3, stream=True),
     "guided": completion(
         26, 60, max_tokens=NUM_TOKENS, temperature=1.0, seed=5, stream=True, guided_regex=GUIDED, ignore_eos=False
     ),
@@ -63,22 +70,27 @@ SEAM_BODIES: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "SIGTERM"])
 async def test_nothing_differs_across_the_seam(cluster: FaultCluster, fault: str) -> None:
-    """Texts, finish reasons and usage: greedy, seeded, with penalties, whole, within a grammar, and with a stop string
-    whose beginning is told before the seam in no case: it lies far behind it."""
+    """Texts, finish reasons and usage: greedy, seeded, with penalties, whole, with logprobs, within a grammar, of
+    several choices of which one is over, and with a stop string whose beginning is told before the seam in no case: it
+    lies far behind it."""
     bodies = dict(SEAM_BODIES)
-    free = await cluster.ask(bodies["chosen end"]).over()
-    assert isinstance(free, Answer)
-    bodies["chosen end"] = {**bodies["chosen end"], "stop": _late_stop(free.text)}
-    expected = {name: await cluster.ask(body).over() for name, body in bodies.items()}
+    bodies["chosen end"] = {
+        **bodies["chosen end"],
+        "stop": _late_stop((await _answer(cluster, bodies["chosen end"])).text),
+    }
+    bodies[THREE] = {**bodies[THREE], "stop": _early_stop(await _answer(cluster, bodies[THREE]))}
+    expected = {name: await _answer(cluster, body) for name, body in bodies.items()}
+    assert expected["chosen end"].finish_reason == "stop"
+    assert [finish for _, finish in expected[THREE].others] == ["stop", "length"]
+    assert re.fullmatch(GUIDED, expected["guided"].text)
     asks = await _at_the_seam(cluster, bodies)
     await _strike(cluster, fault)
-    assert {name: await ask.over() for name, ask in asks.items()} == expected
-    answer = expected["chosen end"]
-    assert isinstance(answer, Answer)
-    assert answer.finish_reason == "stop"
-    guided = expected["guided"]
-    assert isinstance(guided, Answer)
-    assert re.fullmatch(GUIDED, guided.text)
+    answers = {name: await ask.over() for name, ask in asks.items()}
+    assert answers == expected
+    scored = answers["logprobs"]
+    assert isinstance(scored, Answer)
+    assert [len(choice) for choice in scored.scored] == [NUM_TOKENS], "not one per token"
+    assert scored.is_scored_like(expected["logprobs"])
     moved = [
         ask for ask in asks.values() if cluster.rules.sightings.num_placements[await cluster.tap.id_of(ask.salt)] > 1
     ]
@@ -116,13 +128,17 @@ async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
     neighbours = await stager.bystanders("gateway-0")
     poison = Ask(cluster.url(), completion(31, 100, max_tokens=POISON_TOKENS, temperature=0, stream=True))
     is_about = about(cluster, poison)
-    killed: set[int] = set()  # processes: what one has sent before its death may come in several frames
+    killed: set[int] = set()  # processes
+
+    def is_of_the_dead(message: Message) -> bool:
+        return message.is_frame and cluster.processes[message.link].pid in killed
 
     def kill(message: Message) -> None:
         killed.add(cluster.processes[message.link].pid)
         cluster.processes[message.link].kill()
 
-    cluster.rules.add(Before(said_by_decode(Stage.DECODING, is_about, b"").next_one, kill))
+    # What a worker has computed before the signal reaches it is lost, too: on a fast machine that is the whole answer.
+    cluster.rules.add(Lost(is_of_the_dead), Before(said_by_decode(Stage.DECODING, is_about, b"").next_one, kill))
     supervising = asyncio.create_task(_supervise(cluster))
     try:
         result = await poison.start().over()
@@ -144,6 +160,7 @@ async def _at_the_seam(cluster: FaultCluster, bodies: Mapping[str, Mapping[str, 
     for name, ask in asks.items():
         if bodies[name].get("stream"):
             await ask.has_tokens(SEAM)
+    await until(lambda: asks[THREE].told[SOON_OVER].finish, "one of the choices is over", 20.0)
     assert not any(ask.is_over for ask in asks.values())
     cluster.rpc[SPARE].refuses_feeds = False
     return asks
@@ -167,8 +184,8 @@ async def _strike(cluster: FaultCluster, fault: str) -> None:
 
 
 async def _is_leaving(cluster: FaultCluster, name: str) -> bool:
-    states = (state for state in (await cluster.overview()).workers if state.record.worker == name)
-    return all(state.load.health is WorkerHealth.DRAINING for state in states)
+    """Asked of the worker itself: what the registry hears a heartbeat later may come behind the end of every stream."""
+    return await cluster.health_of(name) in (WorkerHealth.DRAINING, "")
 
 
 async def _supervise(cluster: FaultCluster) -> None:
@@ -178,6 +195,23 @@ async def _supervise(cluster: FaultCluster) -> None:
             if not process.is_running and name not in cluster.absent:
                 await cluster.restart(name)
         await asyncio.sleep(0.1)  # between two looks
+
+
+async def _answer(cluster: FaultCluster, body: Mapping[str, Any]) -> Answer:
+    answer = await cluster.ask(body).over()
+    assert isinstance(answer, Answer), answer
+    return answer
+
+
+def _early_stop(answer: Answer) -> str:
+    """Return three tokens of the choice that is to be over soon, from before the seam, which no other choice has."""
+    texts = [answer.text, *(text for text, _ in answer.others)]
+    tokens = texts[SOON_OVER].split()
+    for place in range(5, SEAM - 5):
+        stop = " ".join(tokens[place : place + 3])
+        if not any(stop in text for index, text in enumerate(texts) if index != SOON_OVER):
+            return stop
+    raise AssertionError("no such place")
 
 
 def _late_stop(text: str) -> str:

@@ -54,7 +54,7 @@ class Catalogue:
         """Ask everything again, one after the other; raise `NotTheSame` if an answer has changed."""
         for entry in self.entries:
             answer = await _answer(url, entry)
-            if answer != self.answers[entry.name]:
+            if answer != self.answers[entry.name] or not answer.is_scored_like(self.answers[entry.name]):
                 raise NotTheSame(f"{entry.name}:\nfirst {self.answers[entry.name]}\nnow   {answer}")
 
 
@@ -101,6 +101,12 @@ def _completions() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "long answer", completion(25, 60, max_tokens=300, temperature=0.9, seed=2, stream=True)
     for number, num_own in enumerate((3, 40, 200)):
         yield f"shared prefix {number}", _branch(30 + number, num_own, max_tokens=25, temperature=0, stream=number > 0)
+    yield "three choices", completion(26, 110, max_tokens=40, temperature=1.0, seed=13, n=3, stream=True)
+    yield "two choices, not streamed", completion(27, 64, max_tokens=30, temperature=0.8, seed=14, n=2)
+    yield "best of three", completion(28, 75, max_tokens=20, temperature=1.0, seed=15, best_of=3)
+    yield "logprobs", completion(31, 130, max_tokens=40, temperature=0.9, seed=16, logprobs=5, stream=True)
+    yield "logprobs of two choices", completion(32, 80, max_tokens=20, temperature=1.0, seed=17, n=2, logprobs=1)
+    yield "echo", completion(33, 95, max_tokens=10, temperature=0, logprobs=2, echo=True)
     for salt in ("a", "b"):
         yield f"salt {salt}", _branch(30, 3, max_tokens=20, temperature=0, cache_salt=salt, stream=True)
 
@@ -116,6 +122,11 @@ def _chats() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "chat, not streamed", _chat([_words(42, 60)], max_tokens=40, temperature=1.0, seed=8)
     turns = [_words(43, 200), _words(44, 40), _words(45, 120)]
     yield "chat of several turns", _chat(turns, max_tokens=35, temperature=0.8, seed=6, stream=True)
+    yield "chat of two choices", _chat([_words(47, 70)], max_tokens=25, temperature=1.0, seed=18, n=2, stream=True)
+    yield (
+        "chat with logprobs",
+        _chat([_words(48, 50)], max_tokens=25, temperature=0, logprobs=True, top_logprobs=4, stream=True),
+    )
     yield "chat, one token", _chat([_words(46, 90)], max_tokens=1, temperature=0)
 
 

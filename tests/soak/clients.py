@@ -126,8 +126,8 @@ class Client:
     async def _leave(self, attempt: Try, after_s: float) -> None:
         await asyncio.sleep(after_s)  # how long this client waits
         await attempt.exchange.leave()
-        if not self._expected(attempt).text.startswith(attempt.exchange.text):
-            self._wrong(attempt, "wrong tokens", f"left with {attempt.exchange.text!r}")
+        if not self._expected(attempt).begins_with(attempt.exchange.told):
+            self._wrong(attempt, "wrong tokens", f"left with {attempt.exchange.told}")
         self._world.ledger.outcomes["client left"] += 1
 
     async def _cancel(self, attempt: Try) -> None:
@@ -161,7 +161,7 @@ class Client:
 
     def _judge_answer(self, attempt: Try, answer: Answer) -> None:
         expected = self._expected(attempt)
-        if answer == expected:
+        if answer == expected and answer.is_scored_like(expected):
             self._world.ledger.outcomes[RIGHT] += 1
             self._world.ledger.entries[attempt.entry.name] += 1
         else:
@@ -171,8 +171,8 @@ class Client:
         ledger, now = self._world.ledger, time.monotonic()
         name = f"{refusal.status} {refusal.code}" if refusal.is_clean else "connection broken"
         ledger.outcomes[name] += 1
-        if not self._expected(attempt).text.startswith(attempt.exchange.text):
-            self._wrong(attempt, "wrong tokens", f"before {name}: {attempt.exchange.text!r}")
+        if not self._expected(attempt).begins_with(attempt.exchange.told):
+            self._wrong(attempt, "wrong tokens", f"before {name}: {attempt.exchange.told}")
         if refusal.status == 503 and refusal.retry_after is None:
             self._wrong(attempt, "no Retry-After", name)
         if not refusal.is_clean:

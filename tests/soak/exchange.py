@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from tests.support.fault_client import Answer, Refusal
+from tests.support.told_choices import ToldChoices
 
 CONNECT_S = 10.0
 REQUEST_ID = "x-request-id"
@@ -30,23 +31,22 @@ class Exchange:
     path: str
     body: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
-    text: str = ""
     request: str = ""
     """Id by which gateway and workers know it, as far as the client was told."""
 
     def __post_init__(self) -> None:
         self.has_head = asyncio.Event()
         self.has_text = asyncio.Event()
-        self._finish: str | None = None
+        self.told = ToldChoices(self.body.get("n", 1))
         self._usage: dict[str, Any] | None = None
         self._refusal: Refusal | None = None
         self._num_done = 0
         self._task: asyncio.Task[None]
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that the client has."""
-        return self.text.count(" ")
+    def text(self) -> str:
+        """What the client has of the first choice."""
+        return self.told[0].text
 
     def start(self) -> "Exchange":
         """Send it."""
@@ -72,13 +72,15 @@ class Exchange:
             await self.leave()
             raise Hanging(f"neither an end nor an error within {deadline_s} s")
         self._task.result()
-        if self._refusal is not None:
-            _must((self._finish, self._num_done) == (None, 0), "more than an error")
+        _must(not self.told.contradiction, self.told.contradiction)
+        if self._refusal is not None:  # a broken connection may come behind all else
+            is_alone = not (self.told.is_whole or self._num_done)
+            _must(is_alone or not self._refusal.is_clean, "more than an error")
             return self._refusal
         _must(self._num_done == int(bool(self.body.get("stream"))), f"{self._num_done} times [DONE]")
-        if self._finish is None or self._usage is None:
-            raise Malformed(f"an end with reason {self._finish} and usage {self._usage}")
-        return Answer(self.text, self._finish, self._usage["completion_tokens"], self._usage["prompt_tokens"])
+        if not self.told.is_whole or self._usage is None:
+            raise Malformed(f"an end of {self.told} with usage {self._usage}")
+        return Answer.of(self.told, self._usage)
 
     async def _run(self) -> None:
         body = dict(self.body)
@@ -94,7 +96,6 @@ class Exchange:
                 self.has_head.set()
                 await self._read(response)
         except (aiohttp.ClientError, ConnectionError) as error:
-            self._finish, self._num_done = None, 0  # what was said before does not make it whole
             self._refusal = Refusal(0, type(error).__name__, is_clean=False)
 
     async def _read(self, response: aiohttp.ClientResponse) -> None:
@@ -122,20 +123,9 @@ class Exchange:
             self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
-        for choice in event["choices"]:
-            _must(self._finish is None, f"{choice} behind the last one")
-            text = _text(choice)
-            if text:
-                self.text += text
-                self.has_text.set()
-            self._finish = choice["finish_reason"] or self._finish
+        if self.told.take(event):
+            self.has_text.set()
         self._usage = event.get("usage") or self._usage
-
-
-def _text(choice: dict[str, Any]) -> str:
-    if "text" in choice:
-        return str(choice["text"])
-    return str(choice.get("delta", choice.get("message", {})).get("content") or "")
 
 
 def _must(holds: bool, what: str) -> None:

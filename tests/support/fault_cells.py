@@ -30,7 +30,7 @@ class Verdicts:
         if isinstance(result, Answer):
             assert result == expected, f"other tokens than undisturbed:\n{result}\n{expected}"
             return TOKENS
-        assert expected.text.startswith(ask.text), f"wrong tokens before an error:\n{ask.text}\n{expected.text}"
+        assert expected.begins_with(ask.told), f"wrong tokens before an error:\n{ask}\n{expected}"
         if not result.is_clean:
             assert self.may_break, f"the connection broke: {result} {ask}"
             return "connection broken"

@@ -13,6 +13,7 @@ import aiohttp
 
 from tests.support.fault_tap import SALT_PREFIX
 from tests.support.polling import until
+from tests.support.told_choices import Scored, ToldChoices, are_alike
 
 MODEL = "tiny"
 LONGEST_ANSWER_S = 60.0
@@ -21,12 +22,33 @@ LONGEST_ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What undisturbed clients get. `num_tokens` is the usage's count."""
+    """What undisturbed clients get. `num_tokens` is the usage's count, of all choices; `others` are text and finish
+    reason of those behind the first. Logprobs (`scored`, by choice) are left out of comparisons: they are equal only up
+    to rounding."""
 
     text: str
     finish_reason: str
     num_tokens: int
     num_prompt_tokens: int
+    others: tuple[tuple[str, str], ...] = ()
+    scored: tuple[tuple[Scored, ...], ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, told: ToldChoices, usage: Mapping[str, Any]) -> "Answer":
+        """Return what is told when every choice is over."""
+        (text, finish), *others = ((choice.text, str(choice.finish)) for choice in told)
+        scored = tuple(tuple(choice.scored) for choice in told)
+        return cls(text, finish, usage["completion_tokens"], usage["prompt_tokens"], tuple(others), scored)
+
+    def begins_with(self, told: ToldChoices) -> bool:
+        """Whether a client that has been told so much has nothing wrong yet."""
+        texts = [self.text, *(text for text, _ in self.others)]
+        return all(text.startswith(choice.text) for text, choice in zip(texts, told, strict=True))
+
+    def is_scored_like(self, other: "Answer") -> bool:
+        """Whether both have the same logprobs, up to rounding."""
+        is_as_long = len(self.scored) == len(other.scored)
+        return is_as_long and all(are_alike(*pair) for pair in zip(self.scored, other.scored, strict=True))
 
 
 @dataclass(frozen=True)
@@ -53,15 +75,22 @@ class Ask:
     body: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
     salt: str = field(default_factory=lambda: SALT_PREFIX + secrets.token_hex(8))
-    text: str = ""
+    told: ToldChoices = field(init=False)
     times: list[float] = field(default_factory=list)
     """When each piece of text came (monotonic)."""
     ended_at: float | None = None
-    _finish: str | None = None
     _usage: dict[str, Any] | None = None
     _refusal: Refusal | None = None
     _num_done: int = 0
     _task: "asyncio.Task[None] | None" = None
+
+    def __post_init__(self) -> None:
+        self.told = ToldChoices(self.body.get("n", 1))
+
+    @property
+    def text(self) -> str:
+        """What the client has of the first choice."""
+        return self.told[0].text
 
     def start(self) -> "Ask":
         """Send it."""
@@ -93,13 +122,15 @@ class Ask:
         done, _ = await asyncio.wait({self._task}, timeout=deadline_s)
         assert done, f"a client was left hanging for {deadline_s} s: {self}"
         self._task.result()
-        if self._refusal is not None:
-            assert (self._finish, self._num_done) == (None, 0), f"more than an error: {self}"
+        assert not self.told.contradiction, self
+        if self._refusal is not None:  # a broken connection may come behind all else
+            is_alone = not (self.told.is_whole or self._num_done)
+            assert is_alone or not self._refusal.is_clean, f"more than an error: {self}"
             return self._refusal
-        assert self._finish is not None, f"an end without a reason: {self}"
+        assert self.told.is_whole, f"an end without a reason: {self}"
         assert self._usage is not None, f"an end without the usage: {self}"
         assert self._num_done == int(bool(self.body.get("stream"))), f"{self._num_done} times [DONE]: {self}"
-        return Answer(self.text, self._finish, self._usage["completion_tokens"], self._usage["prompt_tokens"])
+        return Answer.of(self.told, self._usage)
 
     def silence_after(self, instant: float) -> float:
         """Return the client's longest wait after `instant` (s) for the next text or the end."""
@@ -118,7 +149,6 @@ class Ask:
             ):
                 await self._read(response)
         except (aiohttp.ClientError, ConnectionError) as error:
-            self._finish, self._num_done = None, 0  # what was said before does not make it whole
             self._refusal = Refusal(0, type(error).__name__, is_clean=False)
         finally:
             self.ended_at = time.monotonic()
@@ -148,10 +178,6 @@ class Ask:
         self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
-        for choice in event["choices"]:
-            assert self._finish is None, f"{choice} behind the last one of {self}"
-            if choice["text"]:
-                self.text += choice["text"]
-                self.times.append(time.monotonic())
-            self._finish = choice["finish_reason"] or self._finish
+        if self.told.take(event):
+            self.times.append(time.monotonic())
         self._usage = event.get("usage") or self._usage

@@ -196,6 +196,14 @@ class FaultCluster:
         port = self._metrics_ports.get(name, self._ports[name])
         return f"http://127.0.0.1:{port}/metrics"
 
+    async def health_of(self, worker: str) -> str:
+        """Return how a worker says that it stands, "" if it says nothing (any more)."""
+        try:
+            async with self.session.get(f"http://127.0.0.1:{self._metrics_ports[worker]}/health/ready") as response:
+                return str((await response.json())["reason"])
+        except (aiohttp.ClientError, TimeoutError):
+            return ""
+
     def tails(self) -> str:
         """Return the end of every log, for a failing test's report."""
         return "\n".join(process.tail() for process in self.processes.values())
