@@ -3,6 +3,8 @@
 from tests.planted.plant import Plant
 
 PLACEMENT = "tests/contract/test_broker_placement.py"
+ORDER = "tests/contract/test_broker_order.py"
+PREFIXES = "tests/contract/test_broker_prefixes.py"
 JOBS = "tests/contract/test_broker_jobs.py"
 TASKS = "tests/contract/test_broker_tasks.py"
 REGISTRY = "tests/contract/test_broker_registry.py"
@@ -45,15 +47,15 @@ PLANTS = (
     Plant(
         name="overcommitted",
         rule="A job in a worker's stream is a reservation of its room.",
-        file="common/broker/queue.lua",
-        text="  lane.free = worker.free - reserved\n",
-        replacement="  lane.free = worker.free\n",
+        file="common/broker/lanes.lua",
+        text="  lane.free, lane.seats, lane.busy = worker.free - blocks, worker.seats - seats, worker.busy + seats\n",
+        replacement="  lane.free, lane.seats, lane.busy = worker.free, worker.seats - seats, worker.busy + seats\n",
         tests=(f"{PLACEMENT}::TestPlacement::test_entries_in_the_stream_reserve_blocks",),
     ),
     Plant(
         name="waiting-set-overtaken",
         rule="A small waiting job does not overtake a big one.",
-        file="common/broker/queue.lua",
+        file="common/broker/lanes.lua",
         text="      lane.contested = true\n    end\n    is_any_left",
         replacement="      lane.contested = false\n    end\n    is_any_left",
         tests=(f"{PLACEMENT}::TestWaiting::test_a_small_job_does_not_overtake_a_big_one",),
@@ -62,31 +64,35 @@ PLANTS = (
         name="newcomer-first",
         rule="A newcomer lets waiting jobs go first.",
         file="common/broker/place.lua",
-        text="drain(candidates)\nlocal lane = cheapest(candidates, blocks, 1)\n",
-        replacement="local lane = cheapest(candidates, blocks, 1)\n",
+        text="if num_waiting == 0 then\n  local lane",
+        replacement="if true then\n  local lane",
         tests=(f"{PLACEMENT}::TestWaiting::test_a_newcomer_brings_no_room_for_itself_alone",),
     ),
     Plant(
         name="age-lost-with-placement",
         rule="A request keeps its age over its placements.",
         file="common/broker/place.lua",
-        text="local arrival = redis.call('ZSCORE', WAITING, request)",
-        replacement="redis.call('ZREM', WAITING, request)\nlocal arrival = redis.call('ZSCORE', WAITING, request)",
-        tests=(f"{PLACEMENT}::TestWaiting::test_a_later_placement_keeps_its_age",),
+        text="place.arrival = former and former.arrival\n  or (",
+        replacement="place.arrival = (",
+        tests=(
+            f"{PLACEMENT}::TestWaiting::test_a_later_placement_keeps_its_age",
+            f"{ORDER}::TestFailover::test_among_them_the_older_request_goes_first",
+        ),
     ),
     Plant(
         name="placed-twice",
         rule="Placing a job again changes nothing.",
         file="common/broker/place.lua",
-        text="if place and placement == place.placement and place.state == 'placed' then\n",
-        replacement="if false then\n",
+        text="if former and placement == former.placement and former.state == 'placed' then\n",
+        replacement="if former and placement == former.placement and former.state == 'placed' then\n  former = false\n"
+        "elseif false then\n",
         tests=(f"{PLACEMENT}::TestPlacement::test_repeating_a_placed_job_changes_nothing",),
     ),
     Plant(
         name="stale-placement-placed",
         rule="A placement that was withdrawn or superseded is refused, also if it comes late.",
         file="common/broker/place.lua",
-        text="elseif place and placement <= place.placement then\n  return {'stale'}\n",
+        text="elseif former and placement <= former.placement then\n  return {'stale'}\n",
         replacement="",
         tests=(
             f"{PLACEMENT}::TestPlacement::test_a_lower_placement_is_stale",
@@ -96,7 +102,7 @@ PLANTS = (
     Plant(
         name="older-placement-stays",
         rule="A younger placement takes the older one out of its stream.",
-        file="common/broker/queue.lua",
+        file="common/broker/lanes.lua",
         text="        redis.call('XDEL', lane.stream, place.entry)\n",
         replacement="",
         tests=(f"{PLACEMENT}::TestPlacement::test_a_higher_placement_removes_the_older_one_from_another_stream",),
@@ -104,7 +110,7 @@ PLANTS = (
     Plant(
         name="placed-at-former-epoch",
         rule="A job is placed on the incarnation that is meant.",
-        file="common/broker/queue.lua",
+        file="common/broker/lanes.lua",
         text="  if not (worker and worker.open and worker.epoch == epoch and worker.expires > now) then\n",
         replacement="  if not (worker and worker.open and worker.expires > now) then\n",
         tests=(f"{PLACEMENT}::TestPlacement::test_another_epoch_of_the_worker_gets_no_job",),
@@ -152,9 +158,9 @@ PLANTS = (
     Plant(
         name="key-without-end",
         rule="Every key ends by itself.",
-        file="common/broker/queue.lua",
-        text="  redis.call('PEXPIRE', PLACES, KEEP)\n",
-        replacement="",
+        file="common/broker/lanes.lua",
+        text="  keep(PLACES, AGES)\n",
+        replacement="  keep(AGES)\n",
         tests=(f"{RECORDS}::TestGrowth::test_b121_every_key_ends_by_itself",),
     ),
     Plant(
@@ -180,5 +186,88 @@ PLANTS = (
         text="    redis.call('XADD', stream, absorbed, 'floor', '')\n    redis.call('XDEL', stream, absorbed)\n",
         replacement="",
         tests=(f"{JOBS}::TestReading::test_new_entries_come_behind_those_read_before_everything_was_lost",),
+    ),
+    Plant(
+        name="priority-ignored",
+        rule="The more urgent job goes first.",
+        file="common/broker/order.lua",
+        text="      local urgency = (now_us - item.arrival) / 1000 / AGEING - rank\n",
+        replacement="      local urgency = now_us - item.arrival\n",
+        tests=(f"{ORDER}::TestPriority::test_the_more_urgent_job_goes_first",),
+    ),
+    Plant(
+        name="waiting-without-end",
+        rule="A waiting job becomes more urgent, so that newer ones do not overtake it for ever.",
+        file="common/broker/order.lua",
+        text="(now_us - item.arrival) / 1000 / AGEING - rank",
+        replacement="-rank",
+        tests=(f"{ORDER}::TestPriority::test_waiting_makes_urgent",),
+    ),
+    Plant(
+        name="served-for-nothing",
+        rule="A tenant is charged for what it is served.",
+        file="common/broker/lanes.lua",
+        text="          charge(item.tenant, item.cost, true)\n",
+        replacement="          charge(item.tenant, 0, true)\n",
+        tests=(
+            f"{ORDER}::TestFairness::test_a_tenant_with_many_jobs_waits_for_one_with_few",
+            f"{ORDER}::TestFairness::test_shares_count_tokens",
+        ),
+    ),
+    Plant(
+        name="turns-saved-up",
+        rule="A tenant that was idle has no claim to what others were served meanwhile.",
+        file="common/broker/order.lua",
+        text="  set_share(tenant, math.max(share, least and least - rank * SPAN or floor), floor)\n",
+        replacement="  set_share(tenant, share, floor)\n",
+        tests=(f"{ORDER}::TestFairness::test_nobody_saves_up_turns",),
+    ),
+    Plant(
+        name="failover-waits-again",
+        rule="A request that lost its worker has had its turn: it goes before those that wait for theirs.",
+        file="common/broker/place.lua",
+        text="local tenant = is_paid and PAID or demand.tenant\n",
+        replacement="local tenant = demand.tenant\n",
+        tests=(f"{ORDER}::TestFailover::test_who_was_served_before_goes_first_and_pays_nothing",),
+    ),
+    Plant(
+        name="choices-without-seats",
+        rule="Every choice of a job takes a seat.",
+        file="common/broker/lanes.lua",
+        text="lane.seats >= place.seats\n",
+        replacement="lane.seats > 0\n",
+        tests=(f"{ORDER}::TestRoom::test_every_choice_takes_a_seat",),
+    ),
+    Plant(
+        name="given-to-another-version",
+        rule="A job goes to a worker of its version of the model.",
+        file="common/broker/lanes.lua",
+        text="  return not place.fingerprint or place.fingerprint == lane.fingerprint\n",
+        replacement="  return true\n",
+        tests=(f"{ORDER}::TestRoom::test_a_job_goes_to_its_version_of_the_model_and_blocks_no_other",),
+    ),
+    Plant(
+        name="waiting-without-hope",
+        rule="A job that could not be served before its deadline is refused at once.",
+        file="common/broker/place.lua",
+        text="  if wait and wait > demand.time_left then\n",
+        replacement="  if false then\n",
+        tests=(f"{ORDER}::TestRate::test_who_cannot_be_served_in_time_is_refused_at_once",),
+    ),
+    Plant(
+        name="herd",
+        rule="No prefix draws a job to a worker that is busier than the others by far.",
+        file="common/broker/lanes.lua",
+        text=" and #fitting > 1 and lane.busy <= crowd then\n",
+        replacement=" and #fitting > 1 then\n",
+        tests=(f"{PREFIXES}::TestOverlap::test_many_prompts_that_begin_alike_are_spread",),
+    ),
+    Plant(
+        name="cache-known-too-long",
+        rule="What is known of a worker's cache begins anew when it is not what the worker believes.",
+        file="common/broker/tell_prefixes.lua",
+        text="  redis.call('DEL', KEYS[1])\n",
+        replacement="",
+        tests=(f"{PREFIXES}::TestNews::test_a_wrong_count_forgets_all",),
     ),
 )

@@ -174,7 +174,7 @@ PLANTS = (
         text="        is_foreign = is_unnamed or record.fingerprint != stream.fingerprint\n",
         replacement="        is_foreign = is_unnamed\n",
         tests=(
-            "tests/integration/test_model_versions.py::test_a_waiting_job_that_another_version_takes_is_placed_again",
+            "tests/integration/test_model_versions.py::test_a_request_that_another_version_answers_is_placed_again",
         ),
     ),
     Plant(
