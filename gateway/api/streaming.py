@@ -9,7 +9,7 @@ from gateway.answer_choice import AnswerChoice
 from gateway.answer_parser import Piece
 from gateway.api.shape import AnswerShape, UsageSlot
 from gateway.engine import StageTimes
-from gateway.outbox import Outbox, filling
+from gateway.outbox import Outbox
 from gateway.schemas.usage import Timing
 from gateway.sse import DONE, EventStream
 from gateway.text_stream import AnswerToken
@@ -65,16 +65,16 @@ class StreamSink:
         return self._answer.usage if self._form.has_running_usage else self._unused
 
 
-async def send_answer(stream: EventStream, outbox: Outbox[bytes], answer: Answer, max_silence_s: float) -> None:
-    """Write everything up to `[DONE]`, or raise what reading the answer raises, behind what came before it."""
-    async with filling(outbox, answer.read(max_silence_s)) as reading:
-        while True:
-            events = await outbox.take()
-            if events:
-                await stream.send(b"".join(events), is_last=answer.is_over)
-            elif not outbox.is_done:
-                await stream.ping()
-            if answer.is_over:
-                return
-            if not events and outbox.is_done:
-                reading.result()
+class EventCarrier:
+    """Writes encoded events into an event stream; a quiet one gets comments."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self._stream = stream
+
+    async def carry(self, items: Sequence[bytes], *, is_last: bool) -> None:
+        """Write events, all in one write."""
+        await self._stream.send(b"".join(items), is_last=is_last)
+
+    async def reassure(self) -> None:
+        """Write a comment."""
+        await self._stream.ping()

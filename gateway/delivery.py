@@ -1,0 +1,38 @@
+"""An answer on its way to one client: what is ready leaves together, as fast as the client takes it."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from gateway.answer import Answer
+from gateway.outbox import Outbox, filling
+
+ItemT = TypeVar("ItemT", contravariant=True)
+AnyT = TypeVar("AnyT")
+
+
+class Carrier(Protocol[ItemT]):
+    """Brings items to a client. Raises `ConnectionError` when the client is gone or takes nothing any more."""
+
+    async def carry(self, items: Sequence[ItemT], *, is_last: bool) -> None:
+        """Bring items; returns once there is room for more. Nothing follows the last ones."""
+
+    async def reassure(self) -> None:
+        """Nothing has come for a while: tell the client, if it needs to be told, that more may come."""
+
+
+async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Answer, max_silence_s: float) -> None:
+    """Bring everything up to the answer's end, or raise what reading the answer raises, behind what came before it.
+
+    The sink of the answer puts its items into the outbox.
+    """
+    async with filling(outbox, answer.read(max_silence_s)) as reading:
+        while True:
+            items = await outbox.take()
+            if items:
+                await carrier.carry(items, is_last=answer.is_over)
+            elif not outbox.is_done:
+                await carrier.reassure()
+            if answer.is_over:
+                return
+            if not items and outbox.is_done:
+                reading.result()
