@@ -1,6 +1,7 @@
-"""JSON bytes from a client: decoded to a type, or an `InvalidRequest` that names the parameter."""
+"""What a client sends, as JSON or as values: taken as a type, or an `InvalidRequest` that names the parameter."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,14 @@ def decode_json(decoder: msgspec.json.Decoder[DecodedT], body: bytes | msgspec.R
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from error
+
+
+def typed(fields: Mapping[str, object], kind: type[DecodedT]) -> DecodedT:
+    """Return plain values by their names as a struct of that kind."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from error
 
 
 def decode_field(fields: dict[str, msgspec.Raw], name: str) -> Any:  # noqa: ANN401 - any JSON value

@@ -37,6 +37,11 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def code(self) -> str:
+        """What went wrong, in a word."""
+        return self.detail.code or self.detail.type
+
+    @property
     def body(self) -> ErrorBody:
         """The error object."""
         return ErrorBody(self.detail)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from aiohttp import web
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
+from opentelemetry.util.types import AttributeValue
 
 from common.messages.ids import PlacementNumber, RequestId, WorkerId
 from common.messages.sampling import SamplingParams
@@ -20,23 +21,22 @@ CANCELLED = "cancelled"
 
 
 class RequestSpan:
-    """The SERVER span. Its owner calls `end` on every way out."""
+    """The SERVER span. Its owner calls `end` on every way out. `status` names the attribute of the answer's status."""
 
-    def __init__(self, request: RequestId, http: web.Request, route: str) -> None:
-        """Continue the caller's trace if the headers name one, else begin one. `route` is "" for an unknown path."""
+    def __init__(
+        self,
+        request: RequestId,
+        name: str,
+        parent: Context,
+        attributes: Mapping[str, AttributeValue],
+        *,
+        status: str,
+    ) -> None:
+        """Continue the caller's trace if `parent` names one, else begin one."""
         self._request = request
-        attributes = {
-            Attribute.METHOD: http.method,
-            Attribute.PATH: http.path,
-            Attribute.SCHEME: http.scheme,
-            Attribute.REQUEST_ID: request,
-        }
-        self._span: Span = start_span(
-            f"{http.method} {route}".rstrip(),
-            extract(http.headers.get("traceparent", ""), ",".join(http.headers.getall("tracestate", ()))),
-            kind=SpanKind.SERVER,
-            attributes=attributes | ({Attribute.ROUTE: route} if route else {}),
-        )
+        self._status = status
+        attributes = {Attribute.REQUEST_ID: request, **attributes}
+        self._span: Span = start_span(name, parent, kind=SpanKind.SERVER, attributes=attributes)
 
     @property
     def traceparent(self) -> str:
@@ -92,12 +92,31 @@ class RequestSpan:
 
     def end(self, status: int, error: str = "") -> None:
         """End the span; `error` is a code of ours."""
-        self._span.set_attribute(Attribute.STATUS, status)
+        self._span.set_attribute(self._status, status)
         end_span(self._span, error=error)
 
     @property
     def _context(self) -> Context:
         return set_span_in_context(self._span, Context())
+
+
+def http_span(request: RequestId, http: web.Request, route: str) -> RequestSpan:
+    """Return the span of an HTTP request; `route` is "" for an unknown path."""
+    attributes = {Attribute.METHOD: http.method, Attribute.PATH: http.path, Attribute.SCHEME: http.scheme}
+    return RequestSpan(
+        request,
+        f"{http.method} {route}".rstrip(),
+        extract(http.headers.get("traceparent", ""), ",".join(http.headers.getall("tracestate", ()))),
+        attributes | ({Attribute.ROUTE: route} if route else {}),
+        status=Attribute.STATUS,
+    )
+
+
+def rpc_span(request: RequestId, service: str, method: str, traceparent: str, tracestate: str) -> RequestSpan:
+    """Return the span of a gRPC call."""
+    attributes = {Attribute.RPC_SYSTEM: "grpc", Attribute.RPC_SERVICE: service, Attribute.RPC_METHOD: method}
+    parent = extract(traceparent, tracestate)
+    return RequestSpan(request, f"{service}/{method}", parent, attributes, status=Attribute.RPC_STATUS)
 
 
 class QueueSpan:

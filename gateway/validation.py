@@ -134,9 +134,19 @@ _COMPLETION_POLICY = FieldPolicy(frozenset(CompletionRequest.__struct_fields__),
 def parse_chat(body: bytes) -> ValidRequest:
     """Return the chat completion request in `body`."""
     fields = _fields_of(body, _CHAT_POLICY)
-    request = decode_json(_chat_decoder, body)
     num_bytes = len(memoryview(fields["tools"])) if "tools" in fields else 0
-    tools = tool_use(request.tools, request.tool_choice, request.parallel_tool_calls, num_bytes)
+    return valid_chat(decode_json(_chat_decoder, body), num_bytes)
+
+
+def parse_completion(body: bytes) -> ValidRequest:
+    """Return the text completion request in `body`."""
+    _fields_of(body, _COMPLETION_POLICY)
+    return valid_completion(decode_json(_completion_decoder, body))
+
+
+def valid_chat(request: ChatRequest, num_tool_bytes: int = 0) -> ValidRequest:
+    """Return what a chat completion asks for; its `tools` took so many bytes."""
+    tools = tool_use(request.tools, request.tool_choice, request.parallel_tool_calls, num_tool_bytes)
     prompt = ChatPrompt(template_messages(request.messages), template_kwargs(request), tools)
     max_tokens = _max_tokens(request.max_tokens, request.max_completion_tokens)
     form = replace(_form(request), num_logprobs=_chat_logprobs(request))
@@ -147,10 +157,8 @@ def parse_chat(body: bytes) -> ValidRequest:
     )
 
 
-def parse_completion(body: bytes) -> ValidRequest:
-    """Return the text completion request in `body`."""
-    _fields_of(body, _COMPLETION_POLICY)
-    request = decode_json(_completion_decoder, body)
+def valid_completion(request: CompletionRequest) -> ValidRequest:
+    """Return what a text completion asks for."""
     prompts = _prompts(request.prompt)
     valid = _valid(request, prompts, request.max_tokens, _completion_form(request, len(prompts)))
     return replace(valid, grammar=requested_grammar(request))

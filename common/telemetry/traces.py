@@ -2,7 +2,7 @@
 
 A request's spans never come from an ambient context: each names its parent by the `traceparent` that travels with the
 request, because its stages run in several processes and threads while others run beside it. All stages are children of
-the gateway's SERVER span. Attribute names follow the HTTP and GenAI semantic conventions 1.37.0, ours begin with
+the gateway's SERVER span. Attribute names follow the HTTP, RPC and GenAI semantic conventions 1.37.0, ours begin with
 `tandem.`. Prompts and outputs are never recorded.
 """
 
@@ -47,6 +47,10 @@ class Attribute:
     STATUS = "http.response.status_code"
     PATH = "url.path"
     SCHEME = "url.scheme"
+    RPC_SYSTEM = "rpc.system"
+    RPC_SERVICE = "rpc.service"
+    RPC_METHOD = "rpc.method"
+    RPC_STATUS = "rpc.grpc.status_code"
     OPERATION = "gen_ai.operation.name"
     PROVIDER = "gen_ai.provider.name"
     REQUEST_MODEL = "gen_ai.request.model"

@@ -1,7 +1,6 @@
 """The root of every request: an answer to whatever goes wrong in it."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -11,16 +10,13 @@ from common.errors import (
     BodyTooLarge,
     InvalidRequest,
     MethodNotAllowed,
-    RateLimited,
     RequestError,
     RouteNotFound,
-    TandemError,
 )
 from gateway.api.keys import ERROR_CODE, EVENT_STREAM, SERVICE
-from gateway.problems import Problem, problem_of, refusal_of
+from gateway.error_notes import note_error
+from gateway.problems import Problem, problem_of
 from gateway.sse import EventStream
-
-logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,17 +76,6 @@ def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -
 
 
 def _note(request: web.Request, error: Exception, problem: Problem) -> None:
-    """Log the error, once, and count those that are not the client's. Codes of such errors are all our own."""
-    refusal = refusal_of(error)
-    if refusal is not None:
-        request.app[SERVICE].metrics.note_refusal(refusal)
-    match error:
-        case RequestError() | RateLimited():
-            logger.info("request refused: %s", type(error).__name__)
-            return
-        case TandemError():
-            logger.warning("request failed: %s: %s", type(error).__name__, error)
-        case _:
-            logger.error("request failed by a mistake of ours", exc_info=error)
-    request[ERROR_CODE] = problem.detail.code or problem.detail.type
-    request.app[SERVICE].metrics.failures.labels(code=request[ERROR_CODE]).inc()
+    """Log the error, once, and count it; `ERROR_CODE` is for those that are not the client's."""
+    if note_error(request.app[SERVICE].metrics, error, problem):
+        request[ERROR_CODE] = problem.code

@@ -8,7 +8,7 @@ from common.telemetry.logs import request_id
 from gateway.api.errors import Handler
 from gateway.api.keys import ARRIVED_S, ERROR_CODE, REQUEST_ID, SERVICE, SPAN
 from gateway.request_ids import HEADER, echoed_id, new_request_id
-from gateway.spans import RequestSpan
+from gateway.spans import http_span
 
 CLIENT_GONE = 499
 """What nginx logs when a client closes its connection before the answer."""
@@ -22,7 +22,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     request_id.set(request[REQUEST_ID])  # aiohttp serves each request in a task, so in a context, of its own
     route = _route_of(request)
     if request.method == "POST":
-        request[SPAN] = RequestSpan(request[REQUEST_ID], request, route)
+        request[SPAN] = http_span(request[REQUEST_ID], request, route)
     status = CLIENT_GONE
     try:
         response = await handler(request)
