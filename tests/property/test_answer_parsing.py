@@ -6,7 +6,7 @@ Kills the planted bugs attempt-forgotten, call-not-offered and half-marker-shown
 import itertools
 from collections.abc import Callable, Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.answer_parser import Content, Piece, Reasoning, ToolCallDelta
@@ -22,6 +22,11 @@ FRAGMENTS = (
     "\\", ":", " ", "\n", "x", "é日", "<", "null", " " * 40,
     '{"name": "f", "arguments": {"a": [1, {"b": "]"}]}}', '{"name": "f", "parameters": {}}',
 )  # fmt: skip
+
+TYPICAL = (
+    '<think>x </think>\n\nx <tool_call> <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
+    '<tool_call>{"name": "g"}</tool_call>'
+)
 
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 framings = st.sampled_from([HERMES, LLAMA, MISTRAL, OBJECT])
@@ -62,6 +67,7 @@ def read(make: Callable[[], ChatAnswer], parts: Sequence[str], reason: FinishRea
 
 
 @given(texts, framings, cuts, st.booleans(), st.sampled_from([None, 1]), st.sampled_from(FinishReason))
+@example(TYPICAL, HERMES, [9, 20, 40], False, None, FinishReason.STOP)
 def test_the_cut_into_deltas_changes_nothing(
     text: str, framing: Framing, places: list[int], is_open: bool, max_calls: int | None, reason: FinishReason
 ) -> None:
