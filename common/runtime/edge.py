@@ -26,7 +26,8 @@ from common.rpc.server import bind, make_server
 from common.runtime.engine import Core, EngineLoad, EngineThread, StepReport
 from common.runtime.feeds import FeedHub
 from common.runtime.foundation import Foundation
-from common.runtime.guidance import GrammarMasks, Grammars
+from common.runtime.grammar_masks import GrammarMasks
+from common.runtime.grammars import Grammars
 from common.runtime.heart import Heart
 from common.runtime.peers import Peers
 from common.runtime.runner import ModelRunner, allocate_pages

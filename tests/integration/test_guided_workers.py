@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from common.grammar.limits import MAX_GRAMMAR_BYTES
 from common.messages.ids import ChoiceIndex
 from common.messages.job import Job, OpenChoice
-from common.runtime.guidance import Grammars
+from common.runtime.grammars import Grammars
 from decode_worker.worker import DecodeWorker
 from tests.support.broker_records import FINGERPRINT, MODEL
 from tests.support.feed_client import FeedClient, make_job

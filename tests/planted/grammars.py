@@ -6,7 +6,7 @@ PLANTS = (
     Plant(
         name="grammar-of-another-history",
         rule="A matcher that has read other tokens than the sequence's begins again.",
-        file="common/runtime/guidance.py",
+        file="common/runtime/grammar_masks.py",
         text="        if progress is None or known != progress.consumed:\n",
         replacement="        if progress is None:\n",
         tests=("tests/unit/test_grammar_masks.py::TestMasks::test_another_history_is_followed_from_its_beginning",),
@@ -14,7 +14,7 @@ PLANTS = (
     Plant(
         name="matcher-shared-by-sequences",
         rule="Every sequence has a matcher of its own.",
-        file="common/runtime/guidance.py",
+        file="common/runtime/grammars.py",
         text="        return found.deep_copy()\n",
         replacement="        return found\n",
         tests=("tests/unit/test_grammar_masks.py::TestMasks::test_sequences_of_one_grammar_do_not_disturb_each_other",),

@@ -16,7 +16,8 @@ from common.messages.ids import Fingerprint, ModelName
 from common.messages.registry import ModelCard
 from common.model.card import build_card
 from common.model.checkpoint import open_checkpoint
-from common.runtime.guidance import GrammarMasks, Grammars
+from common.runtime.grammar_masks import GrammarMasks
+from common.runtime.grammars import Grammars
 from gateway.tokenizer import ModelTokenizer
 from tests.support.guided import drawn, guided_sequence, loaded, schema_text
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -9,7 +9,8 @@ import torch
 from common.messages.ids import ChoiceIndex, PlacementNumber, RequestId
 from common.messages.registry import ModelCard
 from common.messages.sampling import SamplingParams
-from common.runtime.guidance import GrammarMasks, Grammars
+from common.runtime.grammar_masks import GrammarMasks
+from common.runtime.grammars import Grammars
 from common.scheduling.sequence import Sequence, SequenceKey
 from gateway.guidance.source import JsonSchema, Regex
 from gateway.guidance.text import grammar_text

@@ -14,8 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from common.errors import GrammarViolated, InvalidGrammar
 from common.grammar import matcher
 from common.grammar.limits import MAX_GRAMMAR_BYTES
-from common.runtime import guidance
-from common.runtime.guidance import MASKS_S, GrammarMasks, Grammars
+from common.runtime import grammars as grammars_module
+from common.runtime.grammar_masks import MASKS_S, GrammarMasks
+from common.runtime.grammars import Grammars
 from kernels.sampling.op import NoToken
 from tests.support.guided import PROMPT, allowed_ids, drawn, guided_sequence, loaded, regex_text, schema_text
 from tests.support.tiny_tokenizer import EOS, HIDDEN, byte_ids, byte_level_tokenizer, id_of, tiny_card
@@ -50,7 +51,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         threads.append(threading.current_thread().name)
         return real(tokenizer, grammar)
 
-    monkeypatch.setattr(guidance, "compile_matcher", compile_matcher)
+    monkeypatch.setattr(grammars_module, "compile_matcher", compile_matcher)
     return threads
 
 
@@ -173,7 +174,7 @@ class TestPreparation:
     async def test_what_had_to_make_room_is_compiled_again(
         self, compilations: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(guidance, "MAX_KNOWN", 1)
+        monkeypatch.setattr(grammars_module, "MAX_KNOWN", 1)
         grammars = loaded(CARD)
         await grammars.prepare(AB)
         await grammars.prepare(regex_text("x"))
