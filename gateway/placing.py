@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from common.broker.backoff import backoff
-from common.broker.protocols import Candidate, Placed, Whereabouts
+from common.broker.protocols import Placed, Whereabouts
 from common.errors import BrokerUnavailable, Overloaded, Unavailable, WorkerLost
 from common.messages.codec import pack_ids
 from common.messages.ids import GatewayId
@@ -20,14 +20,13 @@ from common.messages.registry import WorkerState
 from common.telemetry.metrics import GatewayMetrics
 from gateway.charges import Charges
 from gateway.feeds import Feeds
-from gateway.placement import prefixes_to_find
+from gateway.placement import prefixes_to_find, shortlist
 from gateway.room import check_room
 from gateway.roster import Roster, source_of
 from gateway.streams import Source, Stream
 
 logger = logging.getLogger(__name__)
 
-MAX_CANDIDATES = 8
 MAX_INLINE_BYTES = 4096
 """Longer prompts travel directly to the worker that accepted the job; Redis holds small records."""
 
@@ -131,7 +130,7 @@ class Placer:
         if request.worker is not None and not candidates:
             raise Overloaded(f"{request.worker} takes no work now", retry_after_s=1.0)
         prefixes = await prefixes_to_find(stream, candidates)
-        proposed = [Candidate(state.record.worker, state.record.epoch) for state in candidates]
+        proposed = await shortlist(view.prefixes, candidates, prefixes)
         placed = await view.jobs.place(self._job(stream), num_blocks, proposed, prefixes)
         if isinstance(placed, Placed):
             stream.target = Source(placed.worker, placed.epoch)
@@ -140,14 +139,14 @@ class Placer:
             raise Overloaded(f"{request.worker} has no room now", retry_after_s=1.0)
 
     def _candidates(self, stream: Stream) -> list[WorkerState]:
-        """Return whom to propose. Redis takes the one with the least to compute, of this prompt and for others;
-        for a suspect, which has to wait until its worker has finished everything else, the least busy one."""
+        """Return who comes into question, the least loaded first. Redis takes the one with least to compute, of this
+        prompt and for others; for a suspect, which waits until its worker has finished all else, the least busy one."""
         model, named = stream.request.model, stream.request.worker
         workers = self._roster.decode_workers(model)
         if named is not None:  # doubted or not: that is what it is sent for
             workers = [state for state in self._roster.open_workers(model) if state.record.worker == named]
         staying = [state for state in workers if source_of(state) not in stream.avoided]
-        return _akin(stream, staying)[:MAX_CANDIDATES]
+        return _akin(stream, staying)
 
     def _serving(self, stream: Stream) -> list[WorkerState]:
         """Return the workers that can answer the request, now or when others are done.

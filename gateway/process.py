@@ -85,7 +85,7 @@ async def open_cluster(
 
     def open_model(model: ModelName) -> ModelView:
         broker = RedisBroker(connection, model, policy)
-        return ModelView(broker.registry, broker.jobs)
+        return ModelView(broker.registry, broker.jobs, prefixes=broker.prefixes)
 
     roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model, metrics)
     dispatcher.attach(roster, feeds)

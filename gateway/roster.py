@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from common.broker.protocols import NO_CORRECTIONS, JobQueue, QueuePressure, Registry
+from common.broker.protocols import NO_CORRECTIONS, JobQueue, PrefixIndex, QueuePressure, Registry
 from common.errors import BrokerUnavailable
 from common.messages.ids import GatewayId, ModelName, TenantId
 from common.messages.registry import ModelCard, Role, WorkerHealth, WorkerState
@@ -30,6 +30,8 @@ class ModelView:
     jobs: JobQueue
     card: ModelCard | None = None
     workers: list[WorkerState] = field(default_factory=list)
+    prefixes: PrefixIndex | None = None
+    """None: nobody tells what workers have in their caches."""
     pressure: QueuePressure = field(default_factory=QueuePressure)
     """What waited for room at the last look."""
 

@@ -1,6 +1,6 @@
 """What the prefix caches of decode workers have, in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common.broker.policy import BrokerPolicy
 from common.broker.protocols import PrefixNews
@@ -36,11 +36,17 @@ class MemoryPrefixIndex:
         self._names.pop((worker, epoch), None)
         self._expires_s.pop((worker, epoch), None)
 
+    async def depths(self, workers: Sequence[tuple[WorkerId, Epoch]], prefixes: PromptPrefixes) -> list[int]:
+        """Return how many of a prompt's prefixes each worker has."""
+        return [self._depth(worker, epoch, prefixes) for worker, epoch in workers]
+
     def num_cached(self, worker: WorkerId, epoch: Epoch, prefixes: PromptPrefixes) -> int:
         """Return how many tokens of a prompt the worker has."""
+        return prefixes.grain * self._depth(worker, epoch, prefixes)
+
+    def _depth(self, worker: WorkerId, epoch: Epoch, prefixes: PromptPrefixes) -> int:
         known = self._known(worker, epoch)
-        depths = (number for number, name in enumerate(prefixes.names, 1) if name in known)
-        return prefixes.grain * max(depths, default=0)
+        return max((number for number, name in enumerate(prefixes.names, 1) if name in known), default=0)
 
     def _known(self, worker: WorkerId, epoch: Epoch) -> set[bytes]:
         if self._clock() >= self._expires_s.get((worker, epoch), 0.0):

@@ -161,6 +161,9 @@ class PrefixIndex(Protocol):
         """Take in what has changed. False: other entries were known than the worker believed; all are forgotten, and it
         begins anew."""
 
+    async def depths(self, workers: Sequence[tuple[WorkerId, Epoch]], prefixes: PromptPrefixes) -> list[int]:
+        """Return how many of a prompt's prefixes each worker has, by the longest one."""
+
 
 class TaskQueue(Protocol):
     """Prefill tasks, pulled by prefill workers through a consumer group of their fingerprint."""

@@ -1,5 +1,6 @@
 """What the prefix caches of decode workers have, in Redis; `place.lua` looks there."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from common.broker import scripts
@@ -8,6 +9,7 @@ from common.broker.keys import Keys
 from common.broker.policy import BrokerPolicy
 from common.broker.protocols import PrefixNews
 from common.messages.ids import Epoch, ModelName, WorkerId
+from common.messages.prefixes import PromptPrefixes
 
 
 class RedisPrefixIndex:
@@ -27,3 +29,9 @@ class RedisPrefixIndex:
             scripts.TELL_PREFIXES, (key,), ttl_ms, news.num_known, len(news.added), *names
         )
         return bool(answer)
+
+    async def depths(self, workers: Sequence[tuple[WorkerId, Epoch]], prefixes: PromptPrefixes) -> list[int]:
+        """Return how many of a prompt's prefixes each worker has; there is at least one of both."""
+        keys = [self._keys.prefixes(*worker) for worker in workers]
+        depths: list[int] = await self._connection.run(scripts.DEPTHS, keys, *reversed(prefixes.names))
+        return depths

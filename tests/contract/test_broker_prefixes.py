@@ -130,3 +130,11 @@ class TestNews:
         await begin(broker, D0)
         assert await broker.prefixes.tell(D0, EPOCH, PrefixNews(0))
         assert not await broker.prefixes.tell(D0, EPOCH, PrefixNews(1))
+
+    async def test_all_workers_are_asked_at_once(self, broker: Broker) -> None:
+        await begin(broker, D0, D1, D2)
+        await tell(broker, D0, prompt(640))
+        await tell(broker, D2, prompt(200))
+        everybody = [(worker, EPOCH) for worker in (D0, D1, D2)]
+        assert await broker.prefixes.depths(everybody, prompt(640)) == [10, 0, 3]
+        assert await broker.prefixes.depths(everybody, prompt(640, 7)) == [0, 0, 0]

@@ -1,6 +1,7 @@
 """What a worker tells of its cache: changes only, bounded, and everything again after a loss."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -36,6 +37,10 @@ class Listener:
         if self.is_mute:
             raise BrokerUnavailable("no answer")
         return is_right
+
+    async def depths(self, workers: Sequence[tuple[WorkerId, Epoch]], prefixes: PromptPrefixes) -> list[int]:
+        """Return what is known."""
+        return await self.broker.prefixes.depths(workers, prefixes)
 
     def note(self, *names: bytes, is_there: bool = True) -> None:
         """Something happens in the cache."""
