@@ -33,7 +33,7 @@ class Admission:
         self._queues = queues
         self._max_sequences = max_sequences
         self._max_context = max_context
-        self._copies: list[tuple[Ticket, BlockCopy]] = []
+        self._copies: list[BlockCopy] = []
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise `DoesNotFit` if a request's choices could never be computed here, however long they wait."""
@@ -73,10 +73,11 @@ class Admission:
         return Admitted(tuple(reserved), tuple(begun))
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """Return what is to be copied for those that were admitted since the last call and still run."""
-        copies = [copy for ticket, copy in self._copies if ticket.state is State.RUNNING]
+        """Return what is to be copied for those that were admitted since the last call. They left room for the next
+        step of all others, so that none of them was preempted meanwhile."""
+        copies = tuple(self._copies)
         self._copies.clear()
-        return tuple(copies)
+        return copies
 
     def _is_company_right(self, ticket: Ticket) -> bool:
         """Whether the sequence may be computed beside those of other requests that have pages or will get them."""
@@ -102,7 +103,7 @@ class Admission:
         num_spare = num_owed + num_promised + sequence.num_preemptions * len(queues.running)
         source = _source(ticket)
         if source is not None:
-            return self._branch(ticket, source, num_spare)
+            return self._branch(sequence, source, num_spare)
         if not self._blocks.acquire(sequence, num_spare):
             return False
         if not ticket.choices.has_run:
@@ -117,11 +118,11 @@ class Admission:
             if follower.choices is ticket.choices or (follower.choices.leader.has_seat and follower.age < ticket.age)
         ]
 
-    def _branch(self, ticket: Ticket, source: Sequence, num_spare: int) -> bool:
-        copies = self._blocks.branch(ticket.sequence, source, num_spare)
+    def _branch(self, sequence: Sequence, source: Sequence, num_spare: int) -> bool:
+        copies = self._blocks.branch(sequence, source, num_spare)
         if copies is None:
             return False
-        self._copies += [(ticket, copy) for copy in copies]
+        self._copies += copies
         return True
 
 

@@ -226,7 +226,7 @@ class DecodeScheduler:
         ]
         chunks += self._prompt_chunks(catching_up, self._token_budget - len(chunks))
         copies = self._admission.take_copies()
-        assert chunks or not copies, "pages would be taken for copied that are not"
+        assert chunks or not copies, "pages to copy, and no step to copy them in"
         return StepPlan(tuple(chunks), copies)
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[Emission]:
