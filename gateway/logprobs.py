@@ -25,7 +25,7 @@ def text_logprobs(tokens: Sequence[AnswerToken], tokenizer: ModelTokenizer) -> T
     """Return the logprobs of tokens; the first one of a prompt has none."""
     return TextLogprobs(
         tokens=[text_name(tokenizer.bytes_of(token.token_id)) for token in tokens],
-        token_logprobs=[None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
+        token_logprobs=[None if token.logprobs is None else finite(token.logprobs.logprob) for token in tokens],
         top_logprobs=[
             None if token.logprobs is None else _alternatives(token.token_id, token.logprobs, tokenizer)
             for token in tokens
@@ -50,6 +50,11 @@ def text_name(token: bytes) -> str:
         return f"bytes:{_escapes(token)}"
 
 
+def finite(logprob: float) -> float:
+    """Return a logprob as clients are told it."""
+    return max(logprob, IMPOSSIBLE)
+
+
 def _escapes(token: bytes) -> str:
     return "".join(f"\\x{byte:02x}" for byte in token)
 
@@ -58,20 +63,16 @@ def _chat_token(token: AnswerToken, tokenizer: ModelTokenizer) -> TokenLogprob:
     assert token.logprobs is not None  # chats echo nothing, and every generated token has them
     own = tokenizer.bytes_of(token.token_id)
     top = [_top(tokenizer.bytes_of(token_id), logprob) for token_id, logprob in token.logprobs.top]
-    return TokenLogprob(chat_name(own), _finite(token.logprobs.logprob), list(own), top)
+    return TokenLogprob(chat_name(own), finite(token.logprobs.logprob), list(own), top)
 
 
 def _top(token: bytes, logprob: float) -> TopLogprob:
-    return TopLogprob(chat_name(token), _finite(logprob), list(token))
+    return TopLogprob(chat_name(token), finite(logprob), list(token))
 
 
 def _alternatives(token_id: int, logprobs: TokenLogprobs, tokenizer: ModelTokenizer) -> dict[str, float]:
     """Return the likeliest tokens and the token itself. Of tokens with the same text the likeliest stands for all."""
     found: dict[str, float] = {}
     for other_id, logprob in (*logprobs.top, (token_id, logprobs.logprob)):
-        found.setdefault(text_name(tokenizer.bytes_of(other_id)), _finite(logprob))
+        found.setdefault(text_name(tokenizer.bytes_of(other_id)), finite(logprob))
     return found
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, IMPOSSIBLE)

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +25,7 @@ from common.settings.gateway import GatewayProcessSettings, own_socket_in
 from common.telemetry.logs import setup_logging
 from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
-from gateway.api_keys import Door
+from gateway.api.keys import SERVICE
 from gateway.app import create_app
 from gateway.canary import Canary, proof_window_s
 from gateway.canary_targets import list_targets
@@ -39,8 +38,8 @@ from gateway.listeners import descriptors_of_systemd, inherit
 from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
 from gateway.rpc.generation import Generation
-from gateway.rpc.listener import serve_rpc
-from gateway.server import accept_from, answer_at, close, listen, port_of, set_up
+from gateway.rpc.listener import RpcAddress, serve_rpc
+from gateway.server import accept_from, answer_at, close, ignore, listen, port_of, set_up
 from gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -137,13 +136,15 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
         async with (
             open_entrance(settings) as entrance,
             open_cluster(gateway, settings, metrics) as cluster,
-            _listen_rpc(cluster, settings, entrance.door) as rpc_port,
         ):
             app = create_app(cluster.engine, app_settings, metrics, entrance)
-            runner = await _listen(app, settings, cluster.engine.readiness, signals)
-            logger.info("listening on %s:%d, for gRPC on port %d", settings.host, port_of(runner), rpc_port)
-            await signals.stop.wait()
-            await close_gently(runner, settings.drain_s, signals, settings.drain_delay_s)
+            generation = Generation(app[SERVICE], cluster.cancels.cancel)
+            address = RpcAddress(settings.host, settings.rpc_port, settings.reuse_port)
+            async with serve_rpc(generation, app[SERVICE], address) as rpc:
+                runner = await _listen(app, settings, cluster.engine.readiness, signals)
+                logger.info("listening on %s:%d, for gRPC on port %d", settings.host, port_of(runner), rpc.port)
+                await signals.stop.wait()
+                await close_gently(runner, settings.drain_s, signals, settings.drain_delay_s, rpc.leave)
     await asyncio.to_thread(flush_tracing)
     return 0
 
@@ -173,18 +174,18 @@ async def _wait_for(holds: Callable[[], bool], limit_s: float) -> None:
                 await asyncio.sleep(LOOK_S)
 
 
-def _listen_rpc(cluster: ClusterEnd, settings: GatewayProcessSettings, door: Door) -> AbstractAsyncContextManager[int]:
-    """Serve gRPC while entered: also while this process drains, so that what still runs can be cancelled."""
-    generation = Generation(cluster.cancels.cancel)
-    return serve_rpc(generation, door, settings.host, settings.rpc_port, reuse_port=settings.reuse_port)
-
-
-async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSignals, drain_delay_s: float = 0.0) -> None:
+async def close_gently(
+    runner: web.AppRunner,
+    drain_s: float,
+    signals: StopSignals,
+    drain_delay_s: float = 0.0,
+    leave_rpc: Callable[[], None] = ignore,
+) -> None:
     """Drain for up to `drain_s`; a second signal ends the waiting, and what still runs by its error event.
 
     Either way the process has done what it could and exits 0: it was told to leave, and every request got its end.
     """
-    closing = asyncio.create_task(close(runner, drain_s, drain_delay_s))
+    closing = asyncio.create_task(close(runner, drain_s, drain_delay_s, leave_rpc))
     hurry = asyncio.create_task(signals.hurry.wait())
     await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()
@@ -193,4 +194,4 @@ async def close_gently(runner: web.AppRunner, drain_s: float, signals: StopSigna
         return
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    await close(runner, 0)
+    await close(runner, 0, on_closed=leave_rpc)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -83,11 +83,17 @@ def port_of(runner: web.AppRunner) -> int:
     return port
 
 
-async def close(runner: web.AppRunner, grace_s: float, delay_s: float = 0.0) -> bool:
+def ignore() -> None:
+    """Nobody else listens."""
+
+
+async def close(
+    runner: web.AppRunner, grace_s: float, delay_s: float = 0.0, on_closed: Callable[[], None] = ignore
+) -> bool:
     """Be not ready, after `delay_s` accept no more connections, let requests end within `grace_s`, stop listening.
 
-    Requests that arrive meanwhile on open connections are served too. Returns whether every request came to its own
-    end; the others were ended by an error.
+    Requests that arrive meanwhile on open connections are served too. `on_closed` is called when no more connections
+    are accepted. Returns whether every request came to its own end; the others were ended by an error.
     """
     service = runner.app[SERVICE]
     service.admission.begin_drain()
@@ -95,6 +101,7 @@ async def close(runner: web.AppRunner, grace_s: float, delay_s: float = 0.0) -> 
     for site in runner.sites:
         if not isinstance(site, web.UnixSite):  # whoever watches this process may still ask it
             await site.stop()
+    on_closed()
     try:
         async with asyncio.timeout(grace_s):
             if runner.server is not None:  # not closed before

@@ -25,12 +25,17 @@ def make_server(secret: str) -> grpc.aio.Server:
     return grpc.aio.server(interceptors=[_Authentication(checked_secret(secret))], options=_OPTIONS)
 
 
-def bind(server: grpc.aio.Server, host: str, port: int = 0) -> int:
-    """Bind the server to an address, port 0 for any; return the port. Raises `InvalidSetting`."""
+def bind(server: grpc.aio.Server, host: str, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Bind the server to an address, port 0 for any; return the port. `credentials` None: without TLS.
+
+    Raises `InvalidSetting`.
+    """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if not 0 <= port < 65536:  # gRPC would silently take the rest of a division
         raise InvalidSetting("port", port, "a port is a number from 0 to 65535")
     try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise InvalidSetting("address", address, "the internal listener cannot be bound there") from error

@@ -52,6 +52,9 @@ class GatewayMetrics:
         self.registry = registry
         self.running = Gauge("tandem_requests_running", "Requests being served", registry=registry)
         self.requests = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "status"], registry=registry)
+        self.calls = Counter(
+            "tandem_rpc_calls", "Calls of the gRPC service for clients ended", ["method", "code"], registry=registry
+        )
         self.ttft = _latency(
             "tandem_time_to_first_token_seconds", "From a request's arrival to its first token", registry
         )
@@ -99,6 +102,10 @@ class GatewayMetrics:
         """Count an HTTP answer. `endpoint` is the route's template; anything else counts as `OTHER`."""
         label = str(status) if status in STATUSES else OTHER
         self.requests.labels(endpoint=known(endpoint, ENDPOINTS), status=label).inc()
+
+    def note_call(self, method: str, code: str) -> None:
+        """Count a gRPC call by the names of its method and of its status, of which there are few."""
+        self.calls.labels(method=method, code=code).inc()
 
     def note_refusal(self, reason: str) -> None:
         """Count a request that was not let in (one of `REFUSALS`)."""

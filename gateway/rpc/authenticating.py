@@ -15,7 +15,7 @@ from gateway.api_keys import Door
 from gateway.callers import ANYONE, Caller
 
 METADATA_KEY = "authorization"
-OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+OPEN_METHODS = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch"))
 
 caller: ContextVar[Caller] = ContextVar("caller")
 """Who makes the call that the current task serves. Without a default: a call that was not looked at fails."""
@@ -42,19 +42,17 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         sent = [str(value) for key, value in metadata if key == METADATA_KEY]
         try:
             found = await self._door.caller(sent)
-        except AuthenticationFailed as error:
-            return _refusing(grpc.StatusCode.UNAUTHENTICATED, error.message)
-        except Unavailable as error:
-            return _refusing(grpc.StatusCode.UNAVAILABLE, error.message)
+        except (AuthenticationFailed, Unavailable) as error:
+            return _refusing(error)
         caller.set(found)
         tenant.set(found.tenant)
         return await continuation(handler_call_details)
 
 
-def _refusing(code: grpc.StatusCode, message: str) -> "Handler":
-    """Return a handler for calls of any kind that ends them before it has read anything."""
+def _refusing(error: AuthenticationFailed | Unavailable) -> "Handler":
+    """Return a handler for calls of any kind that fails them before it has read anything; the root makes a status."""
 
     async def refuse(_: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        await context.abort(code, message)
+        raise error
 
     return grpc.stream_stream_rpc_method_handler(refuse)

@@ -17,13 +17,14 @@ from common.broker.memory_notices import MemoryNoticeBoard
 from common.messages.chain import EMPTY_CHAIN
 from common.messages.job import Job
 from common.telemetry.metrics import GatewayMetrics
-from gateway.api_keys import OpenDoor
+from gateway.api.keys import SERVICE
 from gateway.app import create_app
 from gateway.cancel_board import CancelBoard
 from gateway.entrance import OPEN_ENTRANCE
 from gateway.rpc.generation import Generation
-from gateway.rpc.listener import serve_rpc
+from gateway.rpc.listener import RpcAddress, serve_rpc
 from gateway.server import close, port_of, serve
+from gateway.service import Service
 from gateway.settings import GatewaySettings
 from proto import worker_pb2
 from proto.tandem.v1 import generate_pb2 as pb
@@ -31,6 +32,7 @@ from proto.tandem.v1.generate_pb2_grpc import GenerationStub
 from tests.support.broker_records import FINGERPRINT
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, job_of, quicken
 from tests.support.polling import until
+from tests.support.rpc_gateway import channel_to
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
 
@@ -76,8 +78,9 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
     app = create_app(harness.dispatcher, GatewaySettings(), GatewayMetrics(CollectorRegistry()), OPEN_ENTRANCE)
     runner = await serve(app, HOST, 0)
     async with AsyncExitStack() as stack:
-        own = await stack.enter_async_context(_rpc(CancelBoard(notices, harness.dispatcher.cancel)))
-        other = await stack.enter_async_context(_rpc(CancelBoard(notices, lambda request, tenant: False)))
+        service = app[SERVICE]
+        own = await stack.enter_async_context(_rpc(service, CancelBoard(notices, harness.dispatcher.cancel)))
+        other = await stack.enter_async_context(_rpc(service, CancelBoard(notices, lambda request, tenant: False)))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{HOST}:{port_of(runner)}"))
         yield Gateway(harness, worker, http, own, other)
     await close(runner, 0)
@@ -85,11 +88,11 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
 
 
 @asynccontextmanager
-async def _rpc(board: CancelBoard) -> AsyncIterator["GenerationAsyncStub"]:
+async def _rpc(service: Service, board: CancelBoard) -> AsyncIterator["GenerationAsyncStub"]:
     watching = asyncio.create_task(board.watch())
     async with (
-        serve_rpc(Generation(board.cancel), OpenDoor(), HOST, 0, reuse_port=False) as port,
-        grpc.aio.insecure_channel(f"{HOST}:{port}") as channel,
+        serve_rpc(Generation(service, board.cancel), service, RpcAddress(HOST)) as listener,
+        channel_to(listener) as channel,
     ):
         yield GenerationStub(channel)
     watching.cancel()

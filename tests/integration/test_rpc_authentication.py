@@ -11,17 +11,18 @@ import pytest
 
 from common.broker.memory_limits import MemoryLimits
 from common.messages.ids import ANYBODY, TenantId
-from gateway.api_keys import OpenDoor
+from gateway.entrance import OPEN_ENTRANCE
 from gateway.rpc import authenticating
-from gateway.rpc.listener import serve_rpc
+from gateway.rpc.listener import RpcAddress, serve_rpc
 from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationServicer, GenerationStub
 from tests.support.keyed_gateway import KeyCabinet
+from tests.support.rpc_gateway import HOST, channel_to, lone_service, trailing_of
+from tests.support.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
     from proto.tandem.v1.generate_pb2_grpc import GenerationAsyncStub
 
-HOST = "127.0.0.1"
 OWN = secrets.token_hex(16)
 METHODS = [method.full_name.rpartition(".")[::2] for method in pb.DESCRIPTOR.services_by_name["Generation"].methods]
 
@@ -60,11 +61,11 @@ async def keys(tmp_path: Path) -> tuple[KeyCabinet, str]:
 
 
 @asynccontextmanager
-async def channel_to(servicer: GenerationServicer, cabinet: KeyCabinet | None) -> AsyncIterator[grpc.aio.Channel]:
-    door = OpenDoor() if cabinet is None else cabinet.entrance(MemoryLimits()).door
+async def calling(servicer: GenerationServicer, cabinet: KeyCabinet | None) -> AsyncIterator[grpc.aio.Channel]:
+    entrance = OPEN_ENTRANCE if cabinet is None else cabinet.entrance(MemoryLimits())
     async with (
-        serve_rpc(servicer, door, HOST, 0, reuse_port=False) as port,
-        grpc.aio.insecure_channel(f"{HOST}:{port}") as channel,
+        serve_rpc(servicer, lone_service(ScriptedEngine([]), entrance), RpcAddress(HOST)) as listener,
+        channel_to(listener) as channel,
     ):
         yield channel
 
@@ -76,7 +77,7 @@ def metadata(*values: str) -> tuple[tuple[str, str], ...]:
 async def test_b139_a_call_with_a_key_is_its_tenants(keys: tuple[KeyCabinet, str]) -> None:
     cabinet, key = keys
     echo = Echo()
-    async with channel_to(echo, cabinet) as channel:
+    async with calling(echo, cabinet) as channel:
         stub: GenerationAsyncStub = GenerationStub(channel)
         for scheme in ("Bearer", "bearer"):
             await stub.Cancel(pb.CancelRequest(id=OWN), metadata=metadata(f"{scheme} {key}"))
@@ -90,7 +91,7 @@ async def test_b139_every_method_asks_for_a_key(keys: tuple[KeyCabinet, str]) ->
     paths = [f"/{service}/{name}" for service, name in METHODS]
     paths += ["/tandem.v1.Generation/Nothing", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/x/y"]
     assert "/tandem.v1.Generation/Cancel" in paths
-    async with channel_to(echo, cabinet) as channel:
+    async with calling(echo, cabinet) as channel:
         for path in paths:
             for sent in refused:
                 with pytest.raises(grpc.aio.AioRpcError) as unary:
@@ -101,6 +102,7 @@ async def test_b139_every_method_asks_for_a_key(keys: tuple[KeyCabinet, str]) ->
                 assert (path, unary.value.code()) == (path, grpc.StatusCode.UNAUTHENTICATED)
                 assert (path, stream.value.code()) == (path, grpc.StatusCode.UNAUTHENTICATED)
                 assert key not in (unary.value.details() or "")
+                assert trailing_of(stream.value)["tandem-error-code"] in ("missing_api_key", "invalid_api_key")
     assert echo.callers == []
 
 
@@ -108,7 +110,7 @@ async def test_keys_that_cannot_be_read_are_no_reason_to_ask_for_another(tmp_pat
     cabinet = KeyCabinet(tmp_path)
     key = await cabinet.issue("key-a")
     (tmp_path / "keys.json").unlink()
-    async with channel_to(Echo(), cabinet) as channel:
+    async with calling(Echo(), cabinet) as channel:
         stub: GenerationAsyncStub = GenerationStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.Cancel(pb.CancelRequest(id=OWN), metadata=metadata(f"Bearer {key}"))
@@ -117,7 +119,7 @@ async def test_keys_that_cannot_be_read_are_no_reason_to_ask_for_another(tmp_pat
 
 async def test_without_keys_everybody_is_the_same() -> None:
     echo = Echo()
-    async with channel_to(echo, None) as channel:
+    async with calling(echo, None) as channel:
         stub: GenerationAsyncStub = GenerationStub(channel)
         await stub.Cancel(pb.CancelRequest(id=OWN))
     assert echo.callers == [ANYBODY]

@@ -10,16 +10,17 @@ import pytest
 
 from common.errors import BrokerUnavailable, InvalidSetting
 from common.messages.ids import RequestId, TenantId
-from gateway.api_keys import OpenDoor
 from gateway.rpc.generation import Generation
-from gateway.rpc.listener import serve_rpc
+from gateway.rpc.listener import RpcAddress, serve_rpc
 from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationStub
+from tests.support.rpc_gateway import HOST, channel_to, lone_service, trailing_of
+from tests.support.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
     from proto.tandem.v1.generate_pb2_grpc import GenerationAsyncStub
 
-HOST = "127.0.0.1"
+SERVICE = lone_service(ScriptedEngine([]))
 OWN = secrets.token_hex(16)
 
 
@@ -42,10 +43,10 @@ class Requests:
 @asynccontextmanager
 async def client(requests: Requests, *, port: int = 0) -> AsyncIterator[tuple["GenerationAsyncStub", int]]:
     async with (
-        serve_rpc(Generation(requests.cancel), OpenDoor(), HOST, port, reuse_port=False) as bound,
-        grpc.aio.insecure_channel(f"{HOST}:{bound}") as channel,
+        serve_rpc(Generation(SERVICE, requests.cancel), SERVICE, RpcAddress(HOST, port)) as listener,
+        channel_to(listener) as channel,
     ):
-        yield GenerationStub(channel), bound
+        yield GenerationStub(channel), listener.port
 
 
 @pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-"])
@@ -64,6 +65,7 @@ async def test_other_names_are_refused(name: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.Cancel(pb.CancelRequest(id=name))
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert trailing_of(refusal.value)["tandem-error-param"] == "id"
     assert requests.under_way == {OWN}
 
 
@@ -74,6 +76,8 @@ async def test_a_cluster_that_cannot_be_asked_is_unavailable() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await stub.Cancel(pb.CancelRequest(id=OWN))
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert trailing_of(failure.value)["tandem-error-code"] == "unavailable"
+    assert trailing_of(failure.value)["retry-after"] == "1"
 
 
 async def test_a_port_is_not_shared_by_accident() -> None:
@@ -84,9 +88,9 @@ async def test_a_port_is_not_shared_by_accident() -> None:
 
 
 async def test_gateways_of_one_cluster_share_a_port() -> None:
-    generation = Generation(Requests().cancel)
+    generation = Generation(SERVICE, Requests().cancel)
     async with (
-        serve_rpc(generation, OpenDoor(), HOST, 0, reuse_port=True) as port,
-        serve_rpc(generation, OpenDoor(), HOST, port, reuse_port=True) as again,
+        serve_rpc(generation, SERVICE, RpcAddress(HOST, reuse_port=True)) as first,
+        serve_rpc(generation, SERVICE, RpcAddress(HOST, first.port, reuse_port=True)) as again,
     ):
-        assert again == port
+        assert again.port == first.port

@@ -4,7 +4,8 @@ isort:skip_file
 The gateway's gRPC service for clients, beside its HTTP API (--rpc-port) and served by the same core: the same limits,
 defaults, placement and results. Deadlines and cancellation are gRPC's own.
 
-Metadata of a call: `authorization` ("Bearer <key>"), `traceparent`, `tracestate`, `x-request-id`.
+Metadata of a call: `authorization` ("Bearer <key>"), `traceparent`, `tracestate`, `x-request-id`, which comes back in
+the initial metadata, or an id of the gateway's own.
 
 Status codes: INVALID_ARGUMENT (400), UNAUTHENTICATED (401), PERMISSION_DENIED (403), NOT_FOUND (404: model),
 RESOURCE_EXHAUSTED (429: a limit of the key, or a message that is too large), UNAVAILABLE (503; also a worker that was
@@ -49,7 +50,7 @@ class GenerateRequest(_message.Message):
     num_choices: _builtins.int
     """0: one. Each has its own Finished."""
     wants_text: _builtins.bool
-    """Whether deltas carry text, token ids, or both (neither: text)."""
+    """Whether deltas carry text, token ids, or both (neither: text). The token that ends an answer is counted, not shown."""
     wants_token_ids: _builtins.bool
     num_logprobs: _builtins.int
     """Report that many of the most likely tokens beside each generated one (0..20); unset: no logprobs."""
@@ -363,8 +364,11 @@ class Delta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     choice: _builtins.int
     text: _builtins.str
+    reasoning: _builtins.str
+    """what a model that thinks thinks before it answers; of chats alone"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -378,10 +382,11 @@ class Delta(_message.Message):
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "logprobs", b"logprobs", "reasoning", b"reasoning", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

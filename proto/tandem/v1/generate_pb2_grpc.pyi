@@ -4,7 +4,8 @@ isort:skip_file
 The gateway's gRPC service for clients, beside its HTTP API (--rpc-port) and served by the same core: the same limits,
 defaults, placement and results. Deadlines and cancellation are gRPC's own.
 
-Metadata of a call: `authorization` ("Bearer <key>"), `traceparent`, `tracestate`, `x-request-id`.
+Metadata of a call: `authorization` ("Bearer <key>"), `traceparent`, `tracestate`, `x-request-id`, which comes back in
+the initial metadata, or an id of the gateway's own.
 
 Status codes: INVALID_ARGUMENT (400), UNAUTHENTICATED (401), PERMISSION_DENIED (403), NOT_FOUND (404: model),
 RESOURCE_EXHAUSTED (429: a limit of the key, or a message that is too large), UNAVAILABLE (503; also a worker that was
