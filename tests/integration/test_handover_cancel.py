@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from common.broker.protocols import QueuedJob
+from common.messages.ids import EntryId
 from decode_worker.ledger import Live
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
@@ -165,7 +167,7 @@ async def test_while_it_waits_for_pages(fabric: Fabric) -> None:
     decode.valve.close()
     await client.place(make_job("first", PROMPT, max_tokens=2), decode.record)
     await until(lambda: decode.valve.is_holding, "one has the pages")
-    await client.place(make_job("second", PROMPT, max_tokens=2), decode.record)
+    decode.worker._intake.accept(QueuedJob(EntryId("9-0"), make_job("second", PROMPT, max_tokens=2)))
     await until(lambda: client.kinds("second"), "the other one is accepted")
     await client.cancel(decode.record, "second")
     decode.valve.open()

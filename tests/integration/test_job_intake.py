@@ -9,11 +9,11 @@ import pytest
 
 import decode_worker.intake
 from common.broker.protocols import Candidate, Placed, QueuedJob, Whereabouts
-from common.messages.ids import EntryId, Epoch, PlacementNumber, RequestId, WorkerId
-from common.messages.job import Job
+from common.messages.ids import ChoiceIndex, EntryId, Epoch, PlacementNumber, RequestId, WorkerId
+from common.messages.job import Job, OpenChoice
 from common.messages.registry import WorkerHealth
 from decode_worker.worker import DecodeWorker
-from tests.support.feed_client import Answer, FeedClient, make_job
+from tests.support.feed_client import Answer, FeedClient, make_choices, make_job
 from tests.support.polling import until
 from tests.support.tagged_pages import VOCABULARY, answer
 from tests.support.worker_fabric import MAX_CONTEXT, Fabric, Node, running_fabric
@@ -137,6 +137,16 @@ async def test_a_cancel_of_an_older_placement_leaves_the_newer_one(
     assert (await client.answer("r", 2)).tokens == TOKENS
 
 
+def with_choices(*choices: int) -> Job:
+    opened = tuple(OpenChoice(ChoiceIndex(choice)) for choice in choices)
+    return msgspec.structs.replace(make_job("r", PROMPT), choices=opened)
+
+
+def biased(*logit_bias: tuple[int, float]) -> Job:
+    job = make_job("r", PROMPT)
+    return msgspec.structs.replace(job, sampling=msgspec.structs.replace(job.sampling, logit_bias=logit_bias))
+
+
 REFUSED = {
     "no prompt at all": make_job("r", []),
     "too long": make_job("r", range(MAX_CONTEXT)),
@@ -147,6 +157,16 @@ REFUSED = {
     "another length than announced": msgspec.structs.replace(make_job("r", [1, 2]), num_prompt_tokens=3),
     "no whole number of ids": msgspec.structs.replace(make_job("r", [1]), prompt=b"\1\0\0\0\0"),
     "nothing left to generate": make_job("r", PROMPT, shown=TOKENS, max_tokens=5),
+    "nothing left of one choice": make_choices("r", PROMPT, {0: [], 1: TOKENS}, max_tokens=5),
+    "one choice is too long": make_choices("r", range(MAX_CONTEXT - 3), {0: [], 1: [1, 2, 3]}, max_tokens=9),
+    "one choice is outside of the vocabulary": make_choices("r", [1], {0: [], 1: [VOCABULARY]}),
+    "no choices": make_choices("r", PROMPT, {}),
+    "choices that come twice": with_choices(1, 1),
+    "choices in no order": with_choices(1, 0),
+    "a choice beyond all": with_choices(0, 128),
+    "too many logprobs": make_choices("r", PROMPT, {0: []}, num_logprobs=21),
+    "too many logprobs of the prompt": make_choices("r", PROMPT, {0: []}, num_prompt_logprobs=21),
+    "biased ids are outside of the vocabulary": biased((1, 1.0), (VOCABULARY, 1.0)),
 }
 
 

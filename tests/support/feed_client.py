@@ -2,17 +2,18 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
+import msgspec
 
 from common.broker.memory_broker import MemoryBroker
 from common.broker.protocols import Candidate
 from common.messages.chain import chain_of
 from common.messages.codec import pack_ids
-from common.messages.ids import FIRST_CHOICE, GatewayId, PlacementNumber, RequestId
+from common.messages.ids import FIRST_CHOICE, ChoiceIndex, GatewayId, PlacementNumber, RequestId
 from common.messages.job import Job, OpenChoice
 from common.messages.registry import WorkerRecord
 from common.messages.sampling import SamplingParams
@@ -59,6 +60,27 @@ def make_job(
     )
 
 
+def make_choices(
+    request: str,
+    prompt: Sequence[int],
+    shown: Mapping[int, Sequence[int]],
+    *,
+    placement: int = 1,
+    max_tokens: int = 5,
+    stop_ids: tuple[int, ...] = (),
+    num_logprobs: int | None = None,
+    num_prompt_logprobs: int | None = None,
+) -> Job:
+    """Return a job with several choices, each with what its client has of it."""
+    job = make_job(request, prompt, placement=placement, max_tokens=max_tokens, stop_ids=stop_ids)
+    asking = {"num_logprobs": num_logprobs, "num_prompt_logprobs": num_prompt_logprobs}
+    return msgspec.structs.replace(
+        job,
+        sampling=msgspec.structs.replace(job.sampling, **asking),
+        choices=tuple(OpenChoice(ChoiceIndex(choice), pack_ids(ids)) for choice, ids in shown.items()),
+    )
+
+
 class FeedClient:
     """One gateway. Feeds are followed until `hang_up`."""
 
@@ -82,9 +104,10 @@ class FeedClient:
         """Put a job into the stream of a worker, or let it wait for room there."""
         await self._broker.jobs.place(job, 1, [Candidate(record.worker, record.epoch)])
 
-    async def cancel(self, record: WorkerRecord, request: str, placement: int = 1) -> None:
-        """Cancel a placement and older ones."""
-        await self._stub(record).Cancel(pb.CancelRequest(request=request, placement=placement), timeout=5)
+    async def cancel(self, record: WorkerRecord, request: str, placement: int = 1, choice: int | None = None) -> None:
+        """Cancel a placement and older ones, or one choice of that placement."""
+        message = pb.CancelRequest(request=request, placement=placement, choice=choice)
+        await self._stub(record).Cancel(message, timeout=5)
 
     async def send_prompt(self, record: WorkerRecord, request: str, prompt: Sequence[int]) -> bool:
         """Bring the prompt of placement 1; return whether the worker knows it."""
@@ -99,6 +122,29 @@ class FeedClient:
         own = [event for event in events if not event.tokens.is_early]
         assert _is_terminal(own[-1]), "something came after the terminal event"
         return _answer(own)
+
+    async def answers(
+        self, request: str, count: int, placement: int = 1, deadline_s: float = 20.0
+    ) -> dict[int, Answer]:
+        """Wait until so many choices have ended, or the placement has failed; return what came of each choice."""
+        events = self.events[request, placement]
+
+        def is_over() -> bool:
+            kinds = [event.WhichOneof("event") for event in events]
+            return "failed" in kinds or kinds.count("finished") == count
+
+        await until(is_over, f"{request} is over", deadline_s)
+        own = [event for event in events if not event.tokens.is_early]
+        by_choice: dict[int, list[pb.FeedEvent]] = defaultdict(list)
+        for event in own:
+            if event.WhichOneof("event") in {"tokens", "finished"}:
+                by_choice[(event.tokens if event.HasField("tokens") else event.finished).choice].append(event)
+        failures = [event for event in own if event.WhichOneof("event") == "failed"]
+        return {
+            choice: _answer(told if told[-1].HasField("finished") else [*told, *failures])
+            for choice, told in by_choice.items()
+            if failures or told[-1].HasField("finished")
+        }
 
     def early_tokens(self, request: str, placement: int = 1) -> list[int]:
         """Return the tokens that prefill workers have sent ahead."""

@@ -1,7 +1,9 @@
 """The decode worker's ledger: one live placement per request, and tombstones for cancels that outrun their jobs."""
 
-from common.messages.ids import GatewayId, ModelName, PlacementNumber, RequestId
-from common.messages.job import Job
+import msgspec
+
+from common.messages.ids import ChoiceIndex, GatewayId, ModelName, PlacementNumber, RequestId
+from common.messages.job import Job, OpenChoice
 from common.messages.sampling import SamplingParams
 from common.scheduling.sequence import PlacementKey
 from decode_worker.ledger import MAX_TOMBSTONES, Ledger
@@ -44,6 +46,27 @@ def test_an_older_cancel_does_not_dig_up() -> None:
     ledger.bury(RequestId("r"), PlacementNumber(2))
     ledger.bury(RequestId("r"), PlacementNumber(1))
     assert ledger.is_buried(make_job(placement=2))
+
+
+def test_choices_that_were_cancelled_before_their_job_are_not_opened() -> None:
+    ledger = Ledger()
+    job = make_job(placement=2)
+    three = msgspec.structs.replace(job, choices=tuple(OpenChoice(ChoiceIndex(choice)) for choice in range(3)))
+    key = PlacementKey(RequestId("r"), PlacementNumber(2))
+    ledger.bury_choice(key, ChoiceIndex(0))
+    ledger.bury_choice(key, ChoiceIndex(2))
+    assert not ledger.is_buried(three)
+    assert ledger.is_buried(job)
+    assert not ledger.is_buried(make_job(placement=3)), "the next placement has what is wanted then"
+    assert ledger.open(three).open_choices == [1]
+
+
+def test_choices_that_nobody_places_are_forgotten() -> None:
+    ledger = Ledger()
+    for number in range(MAX_TOMBSTONES + 1):
+        ledger.bury_choice(PlacementKey(RequestId(str(number)), PlacementNumber(1)), ChoiceIndex(0))
+    assert not ledger.is_buried(make_job(request="0"))
+    assert ledger.is_buried(make_job(request="1"))
 
 
 def test_tombstones_are_bounded() -> None:

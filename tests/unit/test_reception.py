@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from common.messages.ids import BlockId, Epoch, PlacementNumber, RequestId, TryNumber
+from common.messages.logprobs import TokenLogprobs
 from common.scheduling.sequence import SequenceKey
 from common.transfer.protocols import PageCopy
 from decode_worker.first_token import FirstToken
@@ -55,6 +56,19 @@ async def test_it_is_won_by_token_and_all_pages(order: list[str | int]) -> None:
         else:
             attempt.take_commit(COMMIT, is_last=False)
     assert await attempt.outcome == COMMIT
+
+
+def test_what_a_commit_lacks_is_told_in_words() -> None:
+    logprobs = TokenLogprobs(-1.0)
+    reception = make_reception()
+    assert reception.lacks(FirstToken(7)) == ""
+    assert "2 tokens" in reception.lacks(FirstToken(7, prompt_logprobs=(logprobs, logprobs)))
+    reception.wants_logprobs = True
+    assert "first token" in reception.lacks(FirstToken(7))
+    assert reception.lacks(FirstToken(7, logprobs=logprobs)) == ""
+    reception.num_prompt_logprobs = 2
+    assert "instead of 2" in reception.lacks(FirstToken(7, logprobs=logprobs))
+    assert reception.lacks(FirstToken(7, logprobs=logprobs, prompt_logprobs=(logprobs, logprobs))) == ""
 
 
 async def test_the_first_commit_counts() -> None:
