@@ -18,6 +18,7 @@ from gateway.api.metrics import show_metrics
 from gateway.api.models import list_models, show_model
 from gateway.api.observing import echo_request_id, observe
 from gateway.api.rate_headers import tell_quota
+from gateway.api.responses import create_response
 from gateway.engine import Engine
 from gateway.entrance import Entrance
 from gateway.guidance.grammars import Grammars
@@ -42,6 +43,7 @@ def create_app(
     app.cleanup_ctx.append(_threads)
     app.router.add_post("/v1/chat/completions", create_chat_completion)
     app.router.add_post("/v1/completions", create_completion)
+    app.router.add_post("/v1/responses", create_response)
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/v1/models/{model:.+}", show_model)
     app.router.add_get("/health/live", live)

@@ -7,7 +7,7 @@ from common.messages.ids import RequestId
 
 HEADER = "x-request-id"
 
-_PUBLIC = re.compile(r"(?:chatcmpl-|cmpl-)?(?P<own>[0-9a-f]{32})")
+_PUBLIC = re.compile(r"(?:chatcmpl-|cmpl-|resp_)?(?P<own>[0-9a-f]{32})")
 _ECHOED = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 

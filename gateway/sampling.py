@@ -5,7 +5,7 @@ import secrets
 from common.errors import ContextLengthExceeded, InvalidRequest
 from common.messages.registry import ModelCard
 from common.messages.sampling import SamplingParams
-from gateway.schemas.sampling import MAX_BIASED_TOKENS, SamplingFields
+from gateway.schemas.sampling import MAX_BIASED_TOKENS, DrawingFields
 from gateway.validation import AnswerForm, ChatPrompt, ValidRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -65,12 +65,12 @@ def _max_tokens(request: ValidRequest, card: ModelCard, num_prompt_tokens: int) 
     return max_tokens
 
 
-def _top_k(fields: SamplingFields, card: ModelCard) -> int:
+def _top_k(fields: DrawingFields, card: ModelCard) -> int:
     top_k = card.default_top_k if fields.top_k is None else fields.top_k
     return top_k if 0 < top_k < card.vocab_size else 0
 
 
-def _stop_ids(fields: SamplingFields, card: ModelCard, grammar: str | None) -> tuple[int, ...]:
+def _stop_ids(fields: DrawingFields, card: ModelCard, grammar: str | None) -> tuple[int, ...]:
     """Where a grammar is complete nothing may follow but the end, whether the client wanted to ignore it or not."""
     chosen = fields.stop_token_ids or []
     if not all(0 <= token_id < card.vocab_size for token_id in chosen):
@@ -81,7 +81,7 @@ def _stop_ids(fields: SamplingFields, card: ModelCard, grammar: str | None) -> t
     return tuple(sorted({*ends, *chosen}))
 
 
-def _logit_bias(fields: SamplingFields, card: ModelCard) -> tuple[tuple[int, float], ...]:
+def _logit_bias(fields: DrawingFields, card: ModelCard) -> tuple[tuple[int, float], ...]:
     bias = fields.logit_bias or {}
     if len(bias) > MAX_BIASED_TOKENS:
         raise InvalidRequest(f"`logit_bias` may name at most {MAX_BIASED_TOKENS} tokens.", param="logit_bias")
@@ -99,7 +99,7 @@ def _num_logprobs(form: AnswerForm) -> int | None:
     return form.num_logprobs
 
 
-def _min_tokens(fields: SamplingFields, max_tokens: int, grammar: str | None) -> int:
+def _min_tokens(fields: DrawingFields, max_tokens: int, grammar: str | None) -> int:
     min_tokens = fields.min_tokens or 0
     if min_tokens and grammar is not None:
         raise InvalidRequest("`min_tokens` has no meaning where a grammar says when to end.", param="min_tokens")

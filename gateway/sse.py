@@ -3,11 +3,14 @@
 The response starts with the first write, so an error before it can still be an ordinary HTTP answer.
 """
 
+from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from gateway.patience import Patience
+from gateway.schemas.errors import ErrorBody
 
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
@@ -24,11 +27,22 @@ def event_of(payload: bytes) -> bytes:
     return b"data: %b\n\n" % payload
 
 
-class EventStream:
-    """Owned by one request handler. Raises `ConnectionError` when the client is gone or takes nothing any more."""
+def error_event(error: ErrorBody) -> bytes:
+    """Return the event that ends a broken stream."""
+    return event_of(msgspec.json.encode(error))
 
-    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
+
+class EventStream:
+    """Owned by one request handler. Raises `ConnectionError` when the client is gone or takes nothing any more.
+
+    `failure` makes the event that ends it when it breaks.
+    """
+
+    def __init__(
+        self, request: web.Request, write_timeout_s: float, failure: Callable[[ErrorBody], bytes] = error_event
+    ) -> None:
         self._request = request
+        self._failure = failure
         self._patience = Patience(write_timeout_s)
         self._response: web.StreamResponse | None = None
         self._is_done = False
@@ -47,14 +61,14 @@ class EventStream:
         """Write a comment, so that nothing between us and the client takes the silence for an end."""
         await self._write(PING)
 
-    async def fail(self, payload: bytes) -> web.StreamResponse:
+    async def fail(self, error: ErrorBody) -> web.StreamResponse:
         """Write the event that ends a broken stream, without `[DONE]`; the connection is closed behind it.
 
         Nothing is written behind the last event: what failed then is the delivery.
         """
         try:
             if not self._is_done:
-                await self.send(event_of(payload))
+                await self.send(self._failure(error))
         finally:
             self.close()
         assert self._response is not None  # sending has started it

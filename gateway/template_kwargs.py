@@ -11,13 +11,14 @@ ALLOWED = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 def template_kwargs(request: ChatRequest) -> dict[str, bool | str]:
     """Return the variables of the template that the request sets; raises `InvalidRequest` for any that it may not."""
-    kwargs = _allowed(request.chat_template_kwargs or {})
+    kwargs = allowed_kwargs(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         kwargs["reasoning_effort"] = request.reasoning_effort
     return kwargs
 
 
-def _allowed(kwargs: Mapping[str, object]) -> dict[str, bool | str]:
+def allowed_kwargs(kwargs: Mapping[str, object]) -> dict[str, bool | str]:
+    """Return those variables that say something; raises `InvalidRequest` for any that may not be set."""
     allowed: dict[str, bool | str] = {}
     for name, value in kwargs.items():
         if name not in ALLOWED:

@@ -11,6 +11,7 @@ import msgspec
 
 from common.errors import InvalidRequest
 from gateway.body import decode_field
+from gateway.schemas.responses import LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,37 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
     "chat_template_kwargs": Refusal("has no meaning without messages", harmless=({},)),
 }
 
+RESPONSE_REFUSED: Mapping[str, Refusal] = {
+    **_SHARED,
+    "previous_response_id": Refusal(
+        "cannot be served: responses are not stored; send the whole conversation in `input`"
+    ),
+    "conversation": Refusal("cannot be served: nothing is stored; send the whole conversation in `input`"),
+    "prompt": Refusal("cannot be served: no prompts are stored; send `instructions` and `input`"),
+    "background": Refusal("cannot be served: responses are not stored", harmless=(False,)),
+    "context_management": EMPTY,
+    "truncation": Refusal("is not done by the server", harmless=("disabled",)),
+    "max_tool_calls": Refusal("is for tools of the server's own; there are none"),
+    "moderation": NOT_YET,
+    "n": Refusal("is for `/v1/completions` and `/v1/chat/completions`", harmless=(1,)),
+    "max_tokens": Refusal("is called `max_output_tokens` here"),
+    "max_completion_tokens": Refusal("is called `max_output_tokens` here"),
+    "messages": Refusal("is called `input` here"),
+    "response_format": Refusal("is called `text.format` here"),
+    "reasoning_effort": Refusal("is called `reasoning.effort` here"),
+    "logprobs": Refusal(f'is asked for by "{LOGPROBS}" in `include` here', harmless=(False,)),
+    "return_token_ids": OFF,
+    "guided_json": Refusal("is called `text.format` here"),
+    "guided_regex": NOT_YET,
+    "guided_choice": NOT_YET,
+    "guided_grammar": NOT_YET,
+    "structured_outputs": Refusal("is called `text.format` here"),
+    "documents": RESERVED,
+    "add_generation_prompt": RESERVED,
+}
+
 WITHOUT_EFFECT = frozenset(
-    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
 """Known fields that never change an answer: accepted in silence."""
 

@@ -20,7 +20,7 @@ from gateway.guidance.fields import requested_grammar
 from gateway.messages import TemplateMessage, template_messages
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
-from gateway.schemas.sampling import SamplingFields, StreamOptions
+from gateway.schemas.sampling import DrawingFields, SamplingFields, StreamOptions
 from gateway.served_models import ServedModel, ServedModels
 from gateway.template_kwargs import template_kwargs
 from gateway.tools.request import ToolUse, tool_use
@@ -113,7 +113,7 @@ class ValidRequest:
 
     model: ModelName
     prompts: tuple[Prompt, ...]
-    sampling: SamplingFields
+    sampling: DrawingFields
     max_tokens: int | None
     stops: tuple[str, ...]
     form: AnswerForm
@@ -133,14 +133,14 @@ _COMPLETION_POLICY = FieldPolicy(frozenset(CompletionRequest.__struct_fields__),
 
 def parse_chat(body: bytes) -> ValidRequest:
     """Return the chat completion request in `body`."""
-    fields = _fields_of(body, _CHAT_POLICY)
+    fields = fields_of(body, _CHAT_POLICY)
     num_bytes = len(memoryview(fields["tools"])) if "tools" in fields else 0
     return valid_chat(decode_json(_chat_decoder, body), num_bytes)
 
 
 def parse_completion(body: bytes) -> ValidRequest:
     """Return the text completion request in `body`."""
-    _fields_of(body, _COMPLETION_POLICY)
+    fields_of(body, _COMPLETION_POLICY)
     return valid_completion(decode_json(_completion_decoder, body))
 
 
@@ -164,7 +164,7 @@ def valid_completion(request: CompletionRequest) -> ValidRequest:
     return replace(valid, grammar=requested_grammar(request))
 
 
-def _fields_of(body: bytes, policy: FieldPolicy) -> _Fields:
+def fields_of(body: bytes, policy: FieldPolicy) -> _Fields:
     fields = decode_json(_fields_decoder, body)
     policy.refuse(fields)
     unknown = policy.unknown(fields)
@@ -182,7 +182,7 @@ def _valid(
         prompts=prompts,
         sampling=request,
         max_tokens=max_tokens,
-        stops=_stops(request.stop),
+        stops=stops_of(request.stop),
         form=form,
         cache_salt=request.cache_salt or "",
     )
@@ -244,7 +244,7 @@ def _completion_form(request: CompletionRequest, num_prompts: int) -> AnswerForm
     )
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)

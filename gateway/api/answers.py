@@ -29,18 +29,22 @@ MANY_TOKENS = 1000
 
 async def answer(http: web.Request, request: ValidRequest, endpoint: Endpoint) -> web.StreamResponse:
     """Serve `request`; errors are raised, also in the middle of a stream (`answer_errors` answers them)."""
-    service = http.app[SERVICE]
-    visit = Visit(
+    service, visit = http.app[SERVICE], await visit_of(http)
+    async with serving(service, visit, request) as served:
+        return await (_stream if request.form.streams else _whole)(http, served, endpoint)
+
+
+async def visit_of(http: web.Request) -> Visit:
+    """Return who asks, since when, and for how long; the body has been read already."""
+    return Visit(
         request=http[REQUEST_ID],
         caller=http[CALLER],
         span=http[SPAN],
         arrived_s=http[ARRIVED_S],
-        limit_s=limit_of(http.headers.getall(HEADER, ()), service.settings.deadline_s),
-        num_bytes=len(await http.read()),  # has been read already
+        limit_s=limit_of(http.headers.getall(HEADER, ()), http.app[SERVICE].settings.deadline_s),
+        num_bytes=len(await http.read()),
         on_quota=partial(http.__setitem__, QUOTA),
     )
-    async with serving(service, visit, request) as served:
-        return await (_stream if request.form.streams else _whole)(http, served, endpoint)
 
 
 async def _whole(http: web.Request, served: Serving, endpoint: Endpoint) -> web.StreamResponse:
@@ -57,7 +61,7 @@ async def _whole(http: web.Request, served: Serving, endpoint: Endpoint) -> web.
 
     is_long = sum(len(choice.tokens) for choice in choices) > MANY_TOKENS
     body = await service.models.run(write) if is_long else write()
-    headers = {} if timing is UNSET else _server_timing(timing)
+    headers = {} if timing is UNSET else server_timing(timing)
     return web.Response(body=body, headers=headers, content_type="application/json", charset="utf-8")
 
 
@@ -84,10 +88,15 @@ def _response_id(http: web.Request, endpoint: Endpoint) -> str:
 
 
 def _wants_timing(http: web.Request, accepted: Accepted) -> bool:
-    return accepted.request.form.includes_timing or http.headers.get(TIMING_HEADER, "").lower() == "true"
+    return accepted.request.form.includes_timing or asks_for_timing(http)
 
 
-def _server_timing(timing: Timing) -> Mapping[str, str]:
+def asks_for_timing(http: web.Request) -> bool:
+    """Return whether a header asks where the time goes."""
+    return http.headers.get(TIMING_HEADER, "").lower() == "true"
+
+
+def server_timing(timing: Timing) -> Mapping[str, str]:
     """Return the header that browsers and proxies read, in milliseconds."""
     stages = {name.removesuffix("_s"): seconds for name, seconds in structs.asdict(timing).items()}
     parts = [f"{name};dur={seconds * 1000:.3f}" for name, seconds in stages.items() if seconds is not None]

@@ -49,7 +49,7 @@ async def _answer(request: web.Request, error: Exception) -> web.StreamResponse:
     _note(request, error, problem)
     stream: EventStream | None = request.get(EVENT_STREAM)
     if stream is not None and stream.response is not None:
-        return await stream.fail(msgspec.json.encode(problem.body))
+        return await stream.fail(problem.body)
     return _problem_response(problem)
 
 

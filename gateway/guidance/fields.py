@@ -50,7 +50,7 @@ def _sources(fields: SamplingFields) -> Iterator[tuple[str, Answer]]:
     """Yield each field that says something."""
     if fields.response_format is not None:
         yield from _of_format(fields.response_format)
-    if (schema := _schema(fields.guided_json, "guided_json")) is not None:
+    if (schema := schema_of(fields.guided_json, "guided_json")) is not None:
         yield "guided_json", schema
     if fields.guided_regex is not None:
         yield "guided_regex", Regex(_bounded(fields.guided_regex, "guided_regex"))
@@ -70,7 +70,7 @@ def _of_format(wanted: ResponseFormat) -> Iterator[tuple[str, Answer]]:
             yield "response_format", AnyObject()
         case "json_schema", JsonSchemaFormat(schema=raw):
             param = "response_format.json_schema.schema"
-            schema = _schema(raw, param)
+            schema = schema_of(raw, param)
             if schema is None:
                 raise InvalidRequest(f"`{param}` must be an object.", param=param)
             yield param, schema
@@ -85,7 +85,7 @@ def _of_format(wanted: ResponseFormat) -> Iterator[tuple[str, Answer]]:
 def _of_outputs(wanted: StructuredOutputs) -> Iterator[tuple[str, Answer]]:
     prefix = "structured_outputs"
     found: list[tuple[str, Answer]] = []
-    if (schema := _schema(wanted.json, f"{prefix}.json")) is not None:
+    if (schema := schema_of(wanted.json, f"{prefix}.json")) is not None:
         found.append((f"{prefix}.json", schema))
     if wanted.regex is not None:
         found.append((f"{prefix}.regex", Regex(_bounded(wanted.regex, f"{prefix}.regex"))))
@@ -100,7 +100,7 @@ def _of_outputs(wanted: StructuredOutputs) -> Iterator[tuple[str, Answer]]:
     yield from found
 
 
-def _schema(raw: msgspec.Raw, param: str) -> JsonSchema | None:
+def schema_of(raw: msgspec.Raw, param: str) -> JsonSchema | None:
     """Return the schema in a JSON value: an object, or a string that holds one; None for null."""
     text = _bounded(bytes(raw).decode().strip(), param)
     if text == "null":

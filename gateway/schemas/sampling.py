@@ -1,4 +1,4 @@
-"""The request fields that chat and text completions share. None means: the client did not say."""
+"""The request fields that several endpoints share. None means: the client did not say."""
 
 from typing import Annotated
 
@@ -36,11 +36,11 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of both kinds of completion, with the ranges of the OpenAI description (and vLLM's names beyond it)."""
+class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of an answer are drawn, and where it ends: in every request that generates, with the ranges of the
+    OpenAI description (and vLLM's names beyond it)."""
 
     model: str
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
@@ -57,13 +57,19 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    return_token_ids: bool | None = None
     priority: Priority | None = None
     """Higher is sooner."""
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+
+
+class SamplingFields(DrawingFields, frozen=True, kw_only=True):
+    """Fields of both kinds of completion."""
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    return_token_ids: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     guided_json: msgspec.Raw = NULL
     guided_regex: NonEmpty | None = None

@@ -134,11 +134,11 @@ class Streamed:
 
 
 @asynccontextmanager
-async def scene(template: str, *, special: bool = False) -> AsyncIterator[Scene]:
+async def scene(template: str, *, special: bool = False, **settings: Any) -> AsyncIterator[Scene]:
     source = tokenizer(special=special)
     card = tiny_card(source, chat_template=template, max_context=4096)
     async with (
-        running_gateway(ScriptedEngine([card])) as gateway,
+        running_gateway(ScriptedEngine([card]), **settings) as gateway,
         openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any", max_retries=0) as client,
     ):
         yield Scene(gateway, client, card, source)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from gateway.schemas.errors import ErrorBody, ErrorDetail
 from gateway.sse import DONE, EventStream, event_of
 
 
@@ -34,7 +35,7 @@ async def test_an_error_behind_done_is_not_told(is_last: bool) -> None:
     await asyncio.sleep(0)
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
-    failing = asyncio.create_task(stream.fail(b'{"error":{}}'))
+    failing = asyncio.create_task(stream.fail(ErrorBody(ErrorDetail("it broke", "server_error"))))
     await asyncio.wait([failing])
     assert (b"error" in response.written) != is_last
     assert failing.exception() is None or isinstance(failing.exception(), ConnectionResetError)

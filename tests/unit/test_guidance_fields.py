@@ -9,6 +9,7 @@ from common.errors import InvalidRequest
 from common.grammar.limits import MAX_GRAMMAR_BYTES
 from gateway.guidance.fields import RequestedGrammar, requested_grammar
 from gateway.guidance.source import Answer, AnyObject, Choice, ContextFree, JsonSchema, Regex
+from gateway.schemas.sampling import SamplingFields
 from gateway.validation import parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -19,7 +20,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, 
 def asked(**fields: Any) -> RequestedGrammar | None:
     """Return what a completion request with these fields asks for."""
     body = json.dumps({"model": "m", "prompt": "p"} | fields).encode()
-    return requested_grammar(parse_completion(body).sampling)
+    sampling = parse_completion(body).sampling
+    assert isinstance(sampling, SamplingFields)
+    return requested_grammar(sampling)
 
 
 @pytest.mark.parametrize(
