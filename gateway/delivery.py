@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from gateway.answer import Answer
 from gateway.outbox import Outbox, filling
 
 ItemT = TypeVar("ItemT", contravariant=True)
@@ -20,7 +19,18 @@ class Carrier(Protocol[ItemT]):
         """Nothing has come for a while: tell the client, if it needs to be told, that more may come."""
 
 
-async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Answer, max_silence_s: float) -> None:
+class Readable(Protocol):
+    """What is delivered: an `Answer`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been made to its end."""
+
+    async def read(self, max_silence_s: float) -> None:
+        """Make it."""
+
+
+async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Readable, max_silence_s: float) -> None:
     """Bring everything up to the answer's end, or raise what reading the answer raises, behind what came before it.
 
     The sink of the answer puts its items into the outbox.
@@ -28,11 +38,12 @@ async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Answer, 
     async with filling(outbox, answer.read(max_silence_s)) as reading:
         while True:
             items = await outbox.take()
+            is_over = answer.is_over  # now: while these items are carried, others may become ready
             if items:
-                await carrier.carry(items, is_last=answer.is_over)
+                await carrier.carry(items, is_last=is_over)
             elif not outbox.is_done:
                 await carrier.reassure()
-            if answer.is_over:
+            if is_over:
                 return
             if not items and outbox.is_done:
                 reading.result()

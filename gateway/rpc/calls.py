@@ -5,12 +5,13 @@ message is being written would be closed some time later, and what it holds with
 never abort.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -73,7 +74,7 @@ class Root(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_stream
         parse = None if handler.request_streaming else handler.request_deserializer
 
-        async def run(request: Any, context: Context) -> Any:  # noqa: ANN401 - whatever the method takes and returns
+        async def run(request: Any, context: Context) -> Any:  # noqa: ANN401, RET503 - `_abort` never returns
             call = None if method is None else _call(method, metadata)
             with self._observed(method, call):
                 status = _TOO_SLOW
@@ -82,7 +83,7 @@ class Root(grpc.aio.ServerInterceptor):
                         sent = _first(metadata, HEADER)
                         await context.send_initial_metadata(((HEADER, echoed_id(sent, call.request)),))
                     response = await behaviour(request if parse is None else _parsed(request, parse), context)
-                except ConnectionError:
+                except (ConnectionError, grpc.aio.InternalError):  # the latter is gRPC's word for a call that is over
                     pass
                 except Exception as error:  # noqa: BLE001 - the root of the call: nothing may leave it unanswered
                     status = self._status(error, call)
@@ -92,7 +93,7 @@ class Root(grpc.aio.ServerInterceptor):
                     return response
             # Behind a message that its client does not take this waits until the client takes it or is gone; nothing
             # but the call itself is held then.
-            return await context.abort(status.code, status.message, status.trailing)
+            await _abort(context, status)
 
         return _remade(handler, run, parse is None)
 
@@ -115,6 +116,13 @@ class Root(grpc.aio.ServerInterceptor):
         if call is not None:
             call.outcome, call.error = status.code, dict(status.trailing)[ERROR_CODE] if is_ours else ""
         return status
+
+
+async def _abort(context: "grpc.aio.ServicerContext[Any, Any]", status: Status) -> NoReturn:
+    try:
+        await context.abort(status.code, status.message, status.trailing)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError("the client is gone") from error
 
 
 def metadata_values(metadata: Metadata, name: str) -> list[str]:

@@ -1,6 +1,6 @@
 """A gateway's gRPC listener in front of the same service as its HTTP API, and a client of it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,11 @@ class RpcGateway:
     async def generate(self, request: pb.GenerateRequest, **call: Any) -> list[pb.GenerateResponse]:
         """Return all messages of an answer."""
         return [message async for message in self.stub.Generate(request, **call)]
+
+    async def read_into(self, answer: list[pb.GenerateResponse], call: AsyncIterable[pb.GenerateResponse]) -> None:
+        """Append all messages of an answer; what came before an error is there then."""
+        async for message in call:
+            answer.append(message)  # noqa: PERF401 - see above
 
     async def refused(self, request: pb.GenerateRequest, **call: Any) -> tuple[grpc.StatusCode, dict[str, str]]:
         """Return the status of a request that fails, and its trailing metadata."""
