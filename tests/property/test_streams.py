@@ -39,9 +39,11 @@ ages = st.sampled_from([0, 0, 0, 1, 2])
 """Placements back from the current one."""
 whos = st.sampled_from([0, 0, 0, 1, 2, 3])
 """Authors back from the newest one."""
-numbers = st.sampled_from([0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 9])
+counts = st.sampled_from([1, 1, 1, 1, 2, 2, 3])
+"""Of choices: what goes wrong with one is found soonest with one."""
+numbers = st.sampled_from([0] * 12 + [1] * 4 + [2] * 2 + [9])
 """Of choices: modulo those that were asked for, except that of the last one there is none."""
-rarely = st.sampled_from([False] * 7 + [True])
+rarely = st.sampled_from([False] * 9 + [True])
 NO_CHOICE = 9
 
 
@@ -94,12 +96,12 @@ class StreamMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.placements: list[Placement] = []
 
-    @initialize(num_choices=st.integers(1, 3))
+    @initialize(num_choices=counts)
     def first_request(self, num_choices: int) -> None:
         self._open(num_choices)
 
     @precondition(lambda self: self.stream.is_over or self.is_ended)
-    @rule(num_choices=st.integers(1, 3))
+    @rule(num_choices=counts)
     def next_request(self, num_choices: int) -> None:
         self._open(num_choices)
 
@@ -154,6 +156,22 @@ class StreamMachine(RuleBasedStateMachine):
             self._hear(
                 source, placement, PlacementLost if is_refused and self._is_open(choice) else None, tokens=tokens
             )
+
+    @rule(who=whos, number=numbers, flavour=flavours)
+    def tell_another_past(self, who: int, number: int, flavour: int) -> None:
+        """An author goes on behind what it takes for the last token of a choice."""
+        found, choice = self._author(who), number % self.num_choices
+        known = self.shown[choice]
+        if found is None or not known:
+            return
+        placement, source, _ = found
+        past = self.vocabulary.token(choice, flavour, known[:-1])
+        ids = [past, self.vocabulary.token(choice, flavour, [*known[:-1], past])]
+        tokens = pb.Tokens(
+            index=len(known) - 1, ids=ids, chain=chain_of(known[:-1]), choice=choice, logprobs=logprobs_of(ids)
+        )
+        is_refused = past != known[-1] and self._is_open(choice)
+        self._hear(source, placement, PlacementLost if is_refused else None, tokens=tokens)
 
     @rule(age=ages, number=numbers, flavour=flavours, is_sloppy=rarely)
     def early_copy(self, age: int, number: int, flavour: int, is_sloppy: bool) -> None:
