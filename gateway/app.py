@@ -11,6 +11,7 @@ from gateway.api.authenticating import authenticate
 from gateway.api.chat import create_chat_completion
 from gateway.api.completions import create_completion
 from gateway.api.draining import give_up_connection, use_connection
+from gateway.api.embeddings import refuse_embeddings
 from gateway.api.errors import answer_errors
 from gateway.api.health import live, ready
 from gateway.api.keys import SERVICE, VLLM_ALIASES
@@ -19,6 +20,8 @@ from gateway.api.models import list_models, show_model
 from gateway.api.observing import echo_request_id, observe
 from gateway.api.rate_headers import tell_quota
 from gateway.api.responses import create_response
+from gateway.api.tokens import detokenize, tokenize
+from gateway.api.version import show_version
 from gateway.engine import Engine
 from gateway.entrance import Entrance
 from gateway.guidance.grammars import Grammars
@@ -44,11 +47,15 @@ def create_app(
     app.router.add_post("/v1/chat/completions", create_chat_completion)
     app.router.add_post("/v1/completions", create_completion)
     app.router.add_post("/v1/responses", create_response)
+    app.router.add_post("/v1/embeddings", refuse_embeddings)
+    app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/detokenize", detokenize)
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/v1/models/{model:.+}", show_model)
     app.router.add_get("/health/live", live)
     app.router.add_get("/health/ready", ready)
     app.router.add_get("/metrics", show_metrics)
+    app.router.add_get("/version", show_version)
     return app
 
 

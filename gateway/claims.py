@@ -23,6 +23,13 @@ class Meter(Protocol):
     num_tokens: int
 
 
+class NoTokens:
+    """The meter of a request that uses none: it counts as a request and nothing else."""
+
+    num_prompt_tokens = 0
+    num_tokens = 0
+
+
 def ignore_quota(quota: Quota) -> None:
     """Tell nobody."""
 

@@ -38,17 +38,18 @@ def _encode(prompt: Prompt, model: ServedModel, index: int, num_prompts: int) ->
     name = prompt.param if num_prompts == 1 else f"{prompt.param}[{index}]"
     match prompt:
         case ChatPrompt():
-            ids: Sequence[int] = _encode_chat(prompt, model)
+            ids: Sequence[int] = encode_chat(prompt, model)
         case TextPrompt(text):
             ids = model.tokenizer.encode_text(text)
         case TokenPrompt(ids):
-            _check_vocabulary(ids, model.card.vocab_size, name)
+            check_vocabulary(ids, model.card.vocab_size, name, "prompt")
     if not ids:
         raise InvalidRequest(f"`{name}` is empty: it has no tokens.", param=prompt.param)
     return ids
 
 
-def _encode_chat(prompt: ChatPrompt, model: ServedModel) -> list[int]:
+def encode_chat(prompt: ChatPrompt, model: ServedModel) -> list[int]:
+    """Return the ids of a conversation; raises `InvalidRequest` if the model has no chat template, or it refuses."""
     if model.template is None:
         raise InvalidRequest(
             f"The model '{model.card.model}' has no chat template; use /v1/completions.",
@@ -58,9 +59,10 @@ def _encode_chat(prompt: ChatPrompt, model: ServedModel) -> list[int]:
     return model.tokenizer.encode_chat(model.template.render(prompt.messages, prompt.template_kwargs, prompt.tools))
 
 
-def _check_vocabulary(ids: Sequence[int], vocab_size: int, name: str) -> None:
-    """Every id with a row in the embedding table is taken, also rows that the tokenizer has no text for."""
+def check_vocabulary(ids: Sequence[int], vocab_size: int, name: str, param: str) -> None:
+    """Every id with a row in the embedding table is taken, also rows that the tokenizer has no text for; raises
+    `InvalidRequest` for others."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         raise InvalidRequest(
-            f"`{name}` holds token ids outside 0..{vocab_size - 1}, the model's vocabulary.", param="prompt"
+            f"`{name}` holds token ids outside 0..{vocab_size - 1}, the model's vocabulary.", param=param
         )

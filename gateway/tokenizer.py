@@ -48,16 +48,25 @@ class ModelTokenizer:
         """Return the ids of a rendered chat template."""
         return self._encode(text, param="messages")
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, *, adds_bos: bool = True) -> list[int]:
         """Return the ids of a plain text behind one BOS, if the model wants one; a BOS that is there is not doubled."""
         ids = self._encode(text, param="prompt")
-        if self._bos_id is None or ids[:1] == [self._bos_id]:
+        if not adds_bos or self._bos_id is None or ids[:1] == [self._bos_id]:
             return ids
         return [self._bos_id, *ids]
 
     def decode(self, token_ids: Sequence[int], *, skips_special: bool = True) -> str:
         """Return the text of these ids, special tokens left out unless they are wanted."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skips_special)
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """Return the text of these ids, special tokens shown; unlike `decode` it lets other threads run."""
+        text: str = self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]
+        return text
+
+    def names_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Return how the vocabulary writes each of these ids; one without a token has no name."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def detokenizer(self, *, skips_special: bool = True, shown: AbstractSet[str] = frozenset()) -> Detokenizer:
         """Return the state for one answer; the special tokens `shown` are never left out."""

@@ -106,6 +106,14 @@ RESPONSE_REFUSED: Mapping[str, Refusal] = {
     "add_generation_prompt": RESERVED,
 }
 
+TOKENIZE_REFUSED: Mapping[str, Refusal] = {
+    "add_generation_prompt": Refusal("is decided by the server, not by the request", harmless=(True,)),
+    "continue_final_message": OFF,
+    "chat_template": RESERVED,
+    "mm_processor_kwargs": EMPTY,
+    "documents": EMPTY,
+}
+
 WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )

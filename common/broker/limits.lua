@@ -43,9 +43,9 @@ local function load_window(key, limit)
   return window
 end
 
--- Milliseconds until `amount` fits: 0 is now.
+-- Milliseconds until `amount` fits: 0 is now. Nothing always fits, also where more was used than allowed.
 local function wait_for(window, amount)
-  local excess = window and window.total + amount - window.limit or 0
+  local excess = window and amount > 0 and window.total + amount - window.limit or 0
   if excess <= 0 then
     return 0
   end

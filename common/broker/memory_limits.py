@@ -53,10 +53,10 @@ class _Window:
         self._charges[step] -= min(self._charges[step], amount)
 
     def wait_ms(self, now_ms: int, limit: int, amount: int) -> int:
-        """Return the time until `amount` fits; 0 is now."""
+        """Return the time until `amount` fits; 0 is now. Nothing always fits, also where more was used than allowed."""
         step = now_ms // self._step_ms
         excess = self.total(step) + amount - limit
-        if excess <= 0:
+        if excess <= 0 or amount == 0:
             return 0
         for charged in sorted(self._charges):
             excess -= self._charges[charged]

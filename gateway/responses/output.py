@@ -1,7 +1,7 @@
 """The output of a response: out of the pieces of its answer, one item behind the other, and the events that tell of it.
 
-An item is open until a piece of another kind comes. A message's logprobs are those of the tokens that came with its text;
-a token whose text is held back waits for it.
+An item is open until a piece of another kind comes. A message has the logprobs of the tokens that came with its text; a
+token whose text is held back waits for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -143,6 +143,13 @@ class TestRequests:
 class TestTokens:
     BOUNDS = TenantLimits(tokens_per_minute=100)
 
+    async def test_a_request_without_tokens_fits_though_more_was_used_than_allowed(self, harness: Harness) -> None:
+        limits, bounds = harness.limits(), TenantLimits(tokens_per_minute=20)
+        assert await reserve(limits, bounds, A) == ""
+        await limits.release(ALICE, A, 50)
+        assert await reserve(limits, bounds, B, Demand(1, 1)) == Limit.TOKENS
+        assert await reserve(limits, bounds, C, Demand(1, 0)) == ""
+
     async def test_the_rest_of_the_estimate_comes_back(self, harness: Harness) -> None:
         limits = harness.limits()
         assert await reserve(limits, self.BOUNDS, A, Demand(1, 90)) == ""
