@@ -123,6 +123,23 @@ async def test_b107_a_slow_reader_gets_everything(gateway: Gateway) -> None:
     assert b"[DONE]" in received
 
 
+async def test_b107_a_reader_that_is_behind_the_end_gets_everything() -> None:
+    """The whole answer is ready while its first part still waits for the client."""
+    piece, num_pieces = tuple(byte_ids(TOKENIZER, "x" * 100)), 80
+    engine = ScriptedEngine([tiny_card(TOKENIZER, max_context=10**7)])
+    is_behind = asyncio.Event()
+    engine.play([*[piece] * (num_pieces - 1), Until(is_behind), piece, Stop()])
+    async with running_gateway(engine) as gateway, gateway.connection() as (reader, writer):
+        body = chat_body(stream=True, logprobs=True, top_logprobs=20)  # 2 KB per token: far more than sockets hold
+        writer.write(raw_request(CHAT, body).replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        await engine.until_running(1)
+        is_behind.set()
+        await engine.until_running(0)  # nobody reads so far
+        received = await reader.read()
+    assert received.count(b"x" * len(piece)) == num_pieces
+    assert b"[DONE]" in received
+
+
 async def test_b109_running_streams_end_and_readiness_is_gone_at_once(gateway: Gateway) -> None:
     may_end = asyncio.Event()
     gateway.engine.play([*byte_ids(TOKENIZER, "a"), Until(may_end), *byte_ids(TOKENIZER, "b"), Stop()])
