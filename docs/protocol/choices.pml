@@ -4,8 +4,6 @@
  * its own tokens into it. A token is (request, choice, placement, index), and here its value is its choice. The prompt is
  * computed once, then the choices go their ways; a lost placement goes on with the choices that have not ended. The
  * answer that nobody waits for any more is longer than anything here, so it must be cancelled.
- *
- * Ahead of the code: it takes n = 1 only. This is what n > 1 has to keep.
  */
 
 #ifndef NUM_PAGES

@@ -13,7 +13,7 @@ PLANTS = (
     Plant(
         name="suspect-joins-others",
         rule="A sequence that runs alone waits until nobody else has pages.",
-        file="decode_worker/scheduler.py",
+        file="decode_worker/admission.py",
         text="            return not present\n",
         replacement="            return True\n",
         tests=(f"{DECODE}::TestAlone::test_it_waits_for_those_before_it_and_those_behind_it_wait",),
@@ -21,7 +21,7 @@ PLANTS = (
     Plant(
         name="others-join-suspect",
         rule="Nobody is admitted beside a sequence that runs alone.",
-        file="decode_worker/scheduler.py",
+        file="decode_worker/admission.py",
         text="        return not any(other.sequence.runs_alone for other in present)\n",
         replacement="        return True\n",
         tests=("tests/unit/test_decode_scheduler.py::TestAlone::test_nobody_joins_it_while_its_prompt_is_computed",),
@@ -29,7 +29,7 @@ PLANTS = (
     Plant(
         name="no-watermark",
         rule="A sequence is admitted only with room for one step of every running sequence.",
-        file="decode_worker/scheduler.py",
+        file="decode_worker/admission.py",
         text="        num_owed = sum(self._blocks.num_missing(ticket.sequence) for ticket in running)\n",
         replacement="        num_owed = 0\n",
         tests=("tests/unit/test_watermark.py::test_a_newcomer_waits_for_room_beside_the_next_step",),
@@ -37,7 +37,7 @@ PLANTS = (
     Plant(
         name="head-overtaken",
         rule="Nobody overtakes the oldest waiting sequence of a decode worker.",
-        file="decode_worker/scheduler.py",
+        file="decode_worker/admission.py",
         text="            ticket = waiting[0]\n",
         replacement="            ticket = waiting[-1]\n",
         tests=(f"{REMOTE}::test_neither_kind_overtakes_the_other", DECODE_MACHINE),
@@ -57,9 +57,9 @@ PLANTS = (
     Plant(
         name="age-forgotten",
         rule="A preempted sequence keeps its age: it comes back before younger ones.",
-        file="decode_worker/scheduler.py",
-        text="        ticket.state = state\n        insort(self._queues[state], ticket, key=_age)\n",
-        replacement="        ticket.state = state\n        self._queues[state].append(ticket)\n",
+        file="decode_worker/queues.py",
+        text="        insort(self._by_state[state], ticket, key=_AGE)\n",
+        replacement="        self._by_state[state].append(ticket)\n",
         tests=(DECODE_MACHINE,),
     ),
     Plant(
@@ -78,15 +78,15 @@ PLANTS = (
         rule="A sequence that is being received is not preempted.",
         file="decode_worker/scheduler.py",
         text="            youngest = running[-1]\n",
-        replacement="            youngest = max([*running, *self._queues[_State.RESERVED]], key=_age)\n",
+        replacement="            youngest = max(self._queues.seated(), key=lambda one: one.age)\n",
         tests=(f"{REMOTE}::test_a_reserved_sequence_holds_a_seat_and_is_never_preempted",),
     ),
     Plant(
         name="pages-taken-during-a-step",
         rule="Pages are taken between steps only: the running one may still write into those of a cancelled sequence.",
         file="decode_worker/scheduler.py",
-        text="        self._leave(ticket)\n        return True\n",
-        replacement="        self._leave(ticket)\n        self.admit()\n        return True\n",
+        text="            self._queues.lead(heir, wants)\n        return True\n",
+        replacement="            self._queues.lead(heir, wants)\n        self.admit()\n        return True\n",
         tests=(DECODE_MACHINE,),
     ),
     Plant(
@@ -116,7 +116,7 @@ PLANTS = (
         name="planned-without-pages",
         rule="A plan names nobody who was preempted for it.",
         file="decode_worker/scheduler.py",
-        text="            if ticket.state is _State.RUNNING and self._find_room(ticket)\n",
+        text="            if ticket.state is State.RUNNING and self._find_room(ticket)\n",
         replacement="            if self._find_room(ticket)\n",
         tests=(DECODE_MACHINE,),
     ),
@@ -151,10 +151,10 @@ PLANTS = (
     Plant(
         name="cancelled-reservation-cached",
         rule="Received pages are cached when the sequence is activated, not before.",
-        file="decode_worker/scheduler.py",
-        text="                    self._move(ticket, _State.RESERVED)\n",
+        file="decode_worker/admission.py",
+        text="                    self._queues.move(ticket, State.RESERVED)\n",
         replacement=(
-            "                    self._move(ticket, _State.RESERVED)\n"
+            "                    self._queues.move(ticket, State.RESERVED)\n"
             "                    self._blocks.advance(ticket.sequence, ticket.sequence.num_uncomputed)\n"
         ),
         tests=(f"{REMOTE}::test_a_cancelled_reservation_is_not_cached", DECODE_MACHINE),

@@ -120,24 +120,26 @@ class TestRoom:
     """n counts as n: seats and pages of all choices are there before the leader begins."""
 
     def test_a_leader_waits_for_the_pages_of_all_its_choices(self) -> None:
-        worker = ScriptedDecode(4, 4)
+        worker = ScriptedDecode(5, 4)
+        prompts = [[place, *range(5)] for place in range(2)]  # two pages, and one more for the other choice
         for place, name in enumerate("ab"):
-            worker.add_choices(choices(name, [place, 1, 2], arrival=place, max_tokens=1))
+            worker.add_choices(choices(name, prompts[place], arrival=place, max_tokens=2))
         worker.step()
         assert worker.output("a")
-        assert not worker.live[2].block_ids, "two requests would wait for each other's pages"
+        assert not worker.output("b"), "two requests would wait for each other's pages"
         worker.run_until_idle()
+        assert worker.scheduler.num_preemptions == 0
         assert [outputs(worker, name) for name in "ab"] == [
-            [solo([place, 1, 2], 1, choice) for choice in range(2)] for place in range(2)
+            [solo(prompt, 2, choice) for choice in range(2)] for prompt in prompts
         ]
 
     def test_what_is_promised_is_left_alone_by_younger_ones(self) -> None:
         worker = ScriptedDecode(4, 4, chunk_size=4, token_budget=8)
         worker.add_choices(choices("r", list(range(8)), max_tokens=1))
         worker.step()  # half of the prompt; two pages are the leader's, two are promised
-        young = worker.add(sequence("young", [1], arrival=1, max_tokens=1))
+        worker.add(sequence("young", [1], arrival=1, max_tokens=1))
         worker.step()
-        assert not young.block_ids
+        assert not worker.output("young")
         worker.run_until_idle()
         assert worker.output("young") == solo([1], 1)
 
@@ -191,6 +193,8 @@ class TestRoom:
         worker.run_until_idle()
         order = [emission.key.request for emission in worker.told]
         assert order == ["before"] * 2 + ["alone"] * 9 + ["behind"] * 2
+        together = [emission.key.choice for emission in worker.told if emission.key.request == "alone"]
+        assert together == [0, 0, 1, 2, 0, 1, 2, 1, 2]
 
 
 class TestEnds:

@@ -1,0 +1,167 @@
+"""Bugs of requests with several choices, and of what is told beside the tokens. Names in capitals are switches of the
+protocol's model of choices."""
+
+from tests.planted.plant import Plant
+
+UNIT = "tests/unit/test_decode_choices.py"
+MACHINE = "tests/property/test_decode_scheduler.py"
+WORKERS = "tests/integration/test_worker_choices.py"
+
+PLANTS = (
+    Plant(
+        name="SHARE_PARTIAL",
+        rule="Choices share full blocks; the one that a choice writes into is its own.",
+        file="common/scheduling/blocks.py",
+        text="        num_shared, num_copied = divmod(sequence.num_common, self._block_size)\n",
+        replacement="        num_shared, num_copied = -(-sequence.num_common // self._block_size), 0\n",
+        tests=(f"{UNIT}::TestPrompt::test_full_blocks_are_shared_and_the_last_one_is_copied", MACHINE),
+    ),
+    Plant(
+        name="uncopied",
+        rule="What the prompt has left in a block that is not full is copied for each choice.",
+        file="decode_worker/admission.py",
+        text="        self._copies += copies\n",
+        replacement="",
+        tests=(f"{UNIT}::TestPrompt::test_full_blocks_are_shared_and_the_last_one_is_copied", MACHINE),
+    ),
+    Plant(
+        name="RESERVE_LATE",
+        rule="A leader is admitted when there are pages and seats for all of its choices.",
+        file="decode_worker/admission.py",
+        text="            if follower.choices is ticket.choices or (follower",
+        replacement="            if follower.choices is not ticket.choices and (follower",
+        tests=(
+            f"{UNIT}::TestRoom::test_a_leader_waits_for_the_pages_of_all_its_choices",
+            f"{UNIT}::TestRoom::test_more_choices_than_seats_wait_until_all_have_one",
+            MACHINE,
+        ),
+    ),
+    Plant(
+        name="promise-broken",
+        rule="What was counted for those that follow is left alone by younger ones.",
+        file="decode_worker/admission.py",
+        text=" or (follower.choices.leader.has_seat and follower.age < ticket.age)\n",
+        replacement="\n",
+        tests=(
+            f"{UNIT}::TestRoom::test_what_is_promised_is_left_alone_by_younger_ones",
+            f"{UNIT}::TestRoom::test_seats_of_followers_are_kept",
+            MACHINE,
+        ),
+    ),
+    Plant(
+        name="promise-before-age",
+        rule="Nobody waits for what is promised to younger ones, which stand behind it.",
+        file="decode_worker/admission.py",
+        text="follower.choices.leader.has_seat and follower.age < ticket.age",
+        replacement="follower.choices.leader.has_seat",
+        tests=(f"{UNIT}::TestRoom::test_an_older_one_does_not_wait_for_what_is_promised",),
+    ),
+    Plant(
+        name="alone-among-choices",
+        rule="The choices of a request that runs alone are computed together.",
+        file="decode_worker/admission.py",
+        text=" if other.choices is not ticket.choices]",
+        replacement=" if other is not ticket]",
+        tests=(f"{UNIT}::TestRoom::test_those_that_run_alone_run_together",),
+    ),
+    Plant(
+        name="NO_CHOICE_ID",
+        rule="A token is told with its choice.",
+        file="decode_worker/emitter.py",
+        text="        choice=emission.key.choice,\n        logprobs",
+        replacement="        logprobs",
+        tests=(f"{WORKERS}::test_here", f"{WORKERS}::test_each_choice_is_told_apart"),
+    ),
+    Plant(
+        name="END_ON_FIRST",
+        rule="A placement is over when all of its choices have ended.",
+        file="decode_worker/emitter.py",
+        text="        if live.open_choices:\n            return None\n",
+        replacement="",
+        tests=(f"{WORKERS}::test_here",),
+    ),
+    Plant(
+        name="CANCEL_ONE",
+        rule="A cancel of a placement releases all of its choices.",
+        file="decode_worker/scheduler.py",
+        text="        for ticket in list(choices.tickets):\n",
+        replacement="        for ticket in choices.tickets[:1]:\n",
+        tests=(
+            f"{UNIT}::TestEnds::test_all_are_cancelled_at_once",
+            f"{WORKERS}::test_a_cancel_ends_all_choices",
+            MACHINE,
+        ),
+    ),
+    Plant(
+        name="choice-cancels-all",
+        rule="A choice that is cancelled alone leaves the others.",
+        file="common/runtime/servicer.py",
+        text='        if request.HasField("choice"):\n',
+        replacement="        if False:\n",
+        tests=(f"{WORKERS}::test_a_choice_is_cancelled_alone",),
+    ),
+    Plant(
+        name="choice-cancelled-early",
+        rule="A choice that was cancelled before its job came is not computed.",
+        file="decode_worker/intake.py",
+        text="            self._ledger.bury_choice(key, choice)\n",
+        replacement="            pass\n",
+        tests=(f"{WORKERS}::test_choices_that_were_all_cancelled_before_their_job_came",),
+    ),
+    Plant(
+        name="followers-orphaned",
+        rule="When the choice that leads is over before the prompt is computed, the next one leads.",
+        file="decode_worker/scheduler.py",
+        text="        if choices.leader is ticket and choices.followers:\n",
+        replacement="        if not choices:\n",
+        tests=(f"{UNIT}::TestEnds::test_the_next_one_leads_when_the_leader_is_cancelled", MACHINE),
+    ),
+    Plant(
+        name="called-too-early",
+        rule="Nobody follows a prompt that is not computed.",
+        file="decode_worker/scheduler.py",
+        text=" or sequence.num_computed < sequence.num_prompt:\n",
+        replacement=":\n",
+        tests=(MACHINE,),
+    ),
+    Plant(
+        name="failure-of-one",
+        rule="A choice that fails ends all of them.",
+        file="decode_worker/scheduler.py",
+        text="        emission = self._teller.fail(ticket, failure)\n        self._end(ticket.choices)\n",
+        replacement="        emission = self._teller.fail(ticket, failure)\n",
+        tests=(f"{UNIT}::TestEnds::test_nan_in_one_choice_ends_all_of_them_and_nobody_else", MACHINE),
+    ),
+    Plant(
+        name="pages-unneeded",
+        rule="A first token that is the last one of its choice needs the pages if others follow.",
+        file="decode_worker/scheduler.py",
+        text="ticket is None or ticket.choices.followers or self._teller",
+        replacement="ticket is None or self._teller",
+        tests=(f"{UNIT}::TestRemote::test_b051_one_token_is_wanted_and_the_others_need_the_pages", MACHINE),
+    ),
+    Plant(
+        name="stopped-without-pages",
+        rule="A try whose first token is a stop token waits for the pages if others follow.",
+        file="decode_worker/receiver.py",
+        text="frozenset() if len(live.open_choices) > 1 else frozenset(sampling.stop_ids)",
+        replacement="frozenset(sampling.stop_ids)",
+        tests=(f"{WORKERS}::test_b051_a_first_token_that_stops_waits_for_pages_that_others_need",),
+    ),
+    Plant(
+        name="logprobs-missing",
+        rule="A commit that lacks the logprobs that were asked for loses the try.",
+        file="decode_worker/servicer.py",
+        text="    if lack:\n",
+        replacement="    if False:\n",
+        tests=(f"{WORKERS}::test_a_commit_without_the_logprobs_loses_the_try",),
+    ),
+    Plant(
+        name="heir-asks-for-nothing",
+        rule="Whoever computes the prompt in another's place tells its logprobs, too.",
+        file="decode_worker/scheduler.py",
+        text="            heir.sequence.sampling = ticket.sequence.sampling",
+        replacement="            heir.sequence.arrival = ticket.sequence.arrival",
+        tests=(f"{UNIT}::TestLogprobs::test_an_heir_tells_them",),
+    ),
+)
