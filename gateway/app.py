@@ -18,6 +18,7 @@ from gateway.api.keys import SERVICE, VLLM_ALIASES
 from gateway.api.metrics import show_metrics
 from gateway.api.models import list_models, show_model
 from gateway.api.observing import echo_request_id, observe
+from gateway.api.openapi import describe
 from gateway.api.rate_headers import tell_quota
 from gateway.api.responses import create_response
 from gateway.api.tokens import detokenize, tokenize
@@ -56,6 +57,7 @@ def create_app(
     app.router.add_get("/health/ready", ready)
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/version", show_version)
+    app.router.add_get("/openapi.json", describe)
     return app
 
 

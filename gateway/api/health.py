@@ -3,18 +3,11 @@
 The second is proven: tokens have come back from a decode worker within the last interval (`gateway.canary`).
 """
 
-import msgspec
 from aiohttp import web
 
 from gateway.api.errors import json_response
 from gateway.api.keys import SERVICE
-
-
-class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a probe reads."""
-
-    status: str
-    reason: str = ""
+from gateway.schemas.health import Health
 
 
 async def live(http: web.Request) -> web.Response:

@@ -5,11 +5,15 @@
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 MAX_OPTIONS = 4096
 
-NULL = msgspec.Raw(b"null")
+
+def null() -> msgspec.Raw:
+    """Return what stands for a JSON value that a client did not send."""
+    return msgspec.Raw(b"null")
+
 
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Options = Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)]
@@ -34,7 +38,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Exactly one of the first five. The others are there for clients that send all of their defaults."""
 
-    json: msgspec.Raw = NULL
+    json: msgspec.Raw = field(default_factory=null)
     regex: NonEmpty | None = None
     choice: Options | None = None
     grammar: NonEmpty | None = None

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-from gateway.schemas.grammar import NULL, NonEmpty, Options, ResponseFormat, StructuredOutputs
+from gateway.schemas.grammar import NonEmpty, Options, ResponseFormat, StructuredOutputs, null
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -71,7 +71,7 @@ class SamplingFields(DrawingFields, frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    guided_json: msgspec.Raw = NULL
+    guided_json: msgspec.Raw = field(default_factory=null)
     guided_regex: NonEmpty | None = None
     guided_choice: Options | None = None
     guided_grammar: NonEmpty | None = None
