@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +26,13 @@ from common.settings.gateway import GatewayProcessSettings, own_socket_in
 from common.telemetry.logs import setup_logging
 from common.telemetry.metrics import GatewayMetrics
 from common.telemetry.traces import flush_tracing, setup_tracing
+from common.tls.server_files import server_files_of
 from gateway.api.keys import SERVICE
 from gateway.app import create_app
 from gateway.canary import Canary, proof_window_s
 from gateway.canary_targets import list_targets
 from gateway.cancel_board import CancelBoard
+from gateway.certificates import Certificates
 from gateway.dispatch import Dispatcher
 from gateway.engine import Readiness
 from gateway.entrance import open_entrance
@@ -131,6 +134,8 @@ def http_settings(settings: GatewayProcessSettings) -> GatewaySettings:
 
 async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
     app_settings = http_settings(settings)
+    files = server_files_of(settings)
+    certificates = None if files is None else Certificates(files)
     metrics = GatewayMetrics(CollectorRegistry())
     with StopSignals() as signals:
         async with (
@@ -139,9 +144,11 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
         ):
             app = create_app(cluster.engine, app_settings, metrics, entrance)
             generation = Generation(app[SERVICE], cluster.cancels.cancel)
-            address = RpcAddress(settings.host, settings.rpc_port, settings.reuse_port)
+            credentials = None if certificates is None else certificates.credentials()
+            address = RpcAddress(settings.host, settings.rpc_port, settings.reuse_port, credentials)
             async with serve_rpc(generation, app[SERVICE], address) as rpc:
-                runner = await _listen(app, settings, cluster.engine.readiness, signals)
+                tls = None if certificates is None else certificates.context
+                runner = await _listen(app, settings, cluster.engine.readiness, signals, tls)
                 logger.info("listening on %s:%d, for gRPC on port %d", settings.host, port_of(runner), rpc.port)
                 await signals.stop.wait()
                 await close_gently(runner, settings.drain_s, signals, settings.drain_delay_s, rpc.leave)
@@ -150,7 +157,11 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
 
 
 async def _listen(
-    app: web.Application, settings: GatewayProcessSettings, readiness: Callable[[], Readiness], signals: StopSignals
+    app: web.Application,
+    settings: GatewayProcessSettings,
+    readiness: Callable[[], Readiness],
+    signals: StopSignals,
+    tls: ssl.SSLContext | None,
 ) -> web.AppRunner:
     listeners = inherit(settings.listen_fds or descriptors_of_systemd(os.environ))
     for listener in listeners:
@@ -161,9 +172,9 @@ async def _listen(
     if listeners:
         # Connections wait meanwhile, or another gateway takes them: from us they would get a needless 503.
         await _wait_for(lambda: readiness().is_ready or signals.stop.is_set(), FIRST_READY_S)
-        await accept_from(runner, listeners)
+        await accept_from(runner, listeners, tls)
     else:
-        await listen(runner, settings.host, settings.port, settings.reuse_port)
+        await listen(runner, settings.host, settings.port, settings.reuse_port, tls)
     return runner
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,16 +25,20 @@ CLOSE_TIMEOUT_S = 1.5
 must fit into the margin that a supervisor leaves beyond the drain time."""
 
 
-async def serve(app: web.Application, host: str, port: int, reuse_port: bool = False) -> web.AppRunner:
+async def serve(
+    app: web.Application, host: str, port: int, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+) -> web.AppRunner:
     """Listen on an address and return the runner, to be given to `close`; raises `InvalidSetting` if it is taken."""
     runner = await set_up(app)
-    await listen(runner, host, port, reuse_port)
+    await listen(runner, host, port, reuse_port, tls)
     return runner
 
 
-async def listen(runner: web.AppRunner, host: str, port: int, reuse_port: bool = False) -> None:
+async def listen(
+    runner: web.AppRunner, host: str, port: int, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+) -> None:
     """Take clients from an address; raises `InvalidSetting` if it is taken. 0 is any free port."""
-    site = web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None)
+    site = web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None, ssl_context=tls)
     try:
         await site.start()
     except OSError as error:
@@ -71,10 +76,12 @@ async def answer_at(runner: web.AppRunner, path: Path) -> None:
         raise InvalidSetting("socket_dir", str(path.parent), error.strerror or "cannot be used") from error
 
 
-async def accept_from(runner: web.AppRunner, listeners: Sequence[socket.socket]) -> None:
+async def accept_from(
+    runner: web.AppRunner, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None
+) -> None:
     """Take clients from sockets that listen already."""
     for listener in listeners:
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
 
 
 def port_of(runner: web.AppRunner) -> int:

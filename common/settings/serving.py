@@ -47,6 +47,13 @@ class ServingSettings(ProcessSettings):
     api_keys: str | None = setting(
         None, "redis: clients must show API keys that Redis holds; auto: no", auto(text), choices=(AUTO, IN_REDIS)
     )
+    tls_cert: Path | None = setting(
+        None, "PEM file of the certificate, with its chain, for HTTP and gRPC; auto: no TLS", auto(path)
+    )
+    tls_key: Path | None = setting(None, "PEM file of its key", auto(path))
+    tls_client_ca: Path | None = setting(
+        None, "PEM file of authorities; clients need a certificate of one of them; auto: none", auto(path)
+    )
     allow_anonymous: bool = setting(False, "serve without API keys also at addresses that other hosts reach", boolean)
     open_metrics: bool = setting(True, "whether /metrics needs no API key", boolean)
 
@@ -55,17 +62,25 @@ class ServingSettings(ProcessSettings):
         if self.api_keys_file is not None and self.api_keys is not None:
             raise InvalidSetting("api_keys", self.api_keys, f"keys are in the file {self.api_keys_file} already")
 
+        if (self.tls_cert is None) != (self.tls_key is None):
+            name = "tls_key" if self.tls_key is None else "tls_cert"
+            raise InvalidSetting(name, None, "certificate and key are needed together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise InvalidSetting("tls_client_ca", str(self.tls_client_ca), "has no meaning without a certificate")
+
     @property
     def has_api_keys(self) -> bool:
         """Whether clients must show a key."""
         return self.api_keys_file is not None or self.api_keys is not None
 
     def refuse_exposure(self, host: str) -> None:
-        """Raise `InvalidSetting` if other hosts would reach a listener on `host`, and nobody would need a key there."""
-        if not self.has_api_keys and not self.allow_anonymous and reaches_others(host):
+        """Raise `InvalidSetting` if other hosts would reach a listener on `host`, and nobody would need a key or a
+        certificate there."""
+        are_clients_known = self.has_api_keys or self.tls_client_ca is not None
+        if not are_clients_known and not self.allow_anonymous and reaches_others(host):
             raise InvalidSetting(
                 "host",
                 host,
-                "other hosts reach it, and nobody would need an API key: give --api-keys-file or --api-keys redis, or "
-                "say --allow-anonymous",
+                "other hosts reach it, and nobody would need an API key: give --api-keys-file or --api-keys redis (or "
+                "--tls-client-ca), or say --allow-anonymous",
             )

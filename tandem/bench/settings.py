@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from common.errors import InvalidSetting
 from common.settings.readers import auto, boolean, integer, number, text
 from common.settings.setting import setting
+from tandem.client.settings import ClientSettings
 
 LOWEST_TOKEN_ID = 100
 """Vocabularies begin with special tokens; a prompt of those is not what anybody sends."""
@@ -13,7 +14,7 @@ SEEDS = 1 << 63
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchServeSettings:
+class BenchServeSettings(ClientSettings):
     """Send streamed completions with random prompts, each one unique, and measure.
 
     Closed loop: --concurrency requests are always in progress. Open loop (--rate): requests arrive at random (Poisson)
@@ -27,8 +28,6 @@ class BenchServeSettings:
     Failed requests count as errors and in nothing else. The exit code is 1 if there was one.
     """
 
-    url: str | None = setting(None, "gateway; auto: the one that runs here", auto(text))
-    api_key: str = setting("", "API key that the gateway asks for", text, is_secret=True)
     model: str | None = setting(
         None, "model; auto: the first that the gateway serves", auto(text), env="TANDEM_CLIENT_MODEL"
     )

@@ -1,5 +1,6 @@
 """Speaks the OpenAI HTTP API of a gateway: asks for models, and streams the events of one generation."""
 
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -22,14 +23,17 @@ class GatewayClient:
     when the gateway refuses, `GenerationFailed` when an answer ends with an error.
     """
 
-    def __init__(self, url: str, timeout_s: float | None = None, api_key: str = "") -> None:
+    def __init__(
+        self, url: str, timeout_s: float | None = None, api_key: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
         self._url = url.rstrip("/")
+        self._tls = tls
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=True if self._tls is None else self._tls),
             timeout=self._timeout,
             headers=self._headers,
             raise_for_status=False,
@@ -112,6 +116,9 @@ def _message_in(error: object) -> str | None:
 def _unreachable(url: str, error: Exception) -> PeerUnreachable:
     if isinstance(error, aiohttp.InvalidURL):
         return PeerUnreachable(f"{url} is no URL")
+    if isinstance(error, aiohttp.ClientSSLError):
+        reason = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else error
+        return PeerUnreachable(f"no trusted connection to {url} (see --ca): {reason}")
     if isinstance(error, aiohttp.ClientConnectorError):
         return PeerUnreachable(f"no gateway answers at {url}: {error.strerror or error}")
     return PeerUnreachable(f"the connection to {url} broke: {str(error) or type(error).__name__}")

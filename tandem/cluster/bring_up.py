@@ -48,6 +48,7 @@ class Place:
 def check(settings: UpSettings) -> Checked:
     """Raise the `StartupError` that a start would end in, as far as this can be told beforehand."""
     settings.refuse_exposure(settings.host)
+    preflight.require_certificates(settings)
     model = preflight.require_model(settings)
     preflight.require_rpc_port(settings)
     preflight.require_memory(settings, model)
@@ -88,7 +89,7 @@ async def _run(settings: UpSettings, checked: Checked, place: Place, narrate: Na
     async def business() -> AsyncIterator[None]:
         restart = RollingRestart(cluster.supervisor, readiness.until_ready)
         async with ControlDesk(control_socket_in(place.run_dir), restart, narrate):
-            url = url_of(settings.host, site.port)
+            url = url_of(settings.host, site.port, is_tls=settings.tls_cert is not None)
             narrate(Ready(url, checked.model.name, str(state_dir.path), not is_loopback(settings.host)))
             try:
                 yield
@@ -141,6 +142,7 @@ def _first_state(settings: UpSettings, checked: Checked, site: topology.Site) ->
         port=site.port,
         rpc_port=site.rpc_port,
         run_dir=str(site.run_dir),
+        is_tls=settings.tls_cert is not None,
     )
 
 

@@ -7,6 +7,7 @@ from common.errors import InsufficientMemory, InvalidSetting
 from common.lifecycle.cpu_flags import computes_bfloat16, cpu_flags
 from common.lifecycle.memory import available_memory_bytes
 from common.model.locate import default_model_name, locate_model
+from common.tls.server_files import server_files_of
 from tandem.cluster.ports import addresses_of, bound_socket
 from tandem.cluster.settings import UpSettings
 
@@ -32,6 +33,13 @@ def require_model(settings: UpSettings) -> ModelFiles:
     """Return the model; raise `ModelUnusable` if there is none."""
     path = locate_model(settings.model)
     return ModelFiles(path, settings.served_name or default_model_name(path))
+
+
+def require_certificates(settings: UpSettings) -> None:
+    """Raise `InvalidSetting` if gateways could not use the files that they are told of."""
+    files = server_files_of(settings)
+    if files is not None:
+        files.context()
 
 
 def require_rpc_port(settings: UpSettings) -> None:

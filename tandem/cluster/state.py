@@ -53,11 +53,12 @@ class ClusterState(msgspec.Struct, frozen=True):
     is_ready: bool = False
     processes: tuple[ProcessEntry, ...] = ()
     rpc_port: int = 0
+    is_tls: bool = False
 
     @property
     def url(self) -> str:
         """Where clients reach the gateways from this host."""
-        return url_of(self.host, self.port)
+        return url_of(self.host, self.port, is_tls=self.is_tls)
 
 
 class StateDir:
@@ -152,7 +153,8 @@ def write_private(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
     """Return the URL under which this host reaches a listener on `host`."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"

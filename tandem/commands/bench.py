@@ -49,7 +49,7 @@ async def _measure(settings: BenchServeSettings) -> LoadReport:
     url = settings.url or default_url()
     seed = secrets.randbits(48) if settings.seed is None else settings.seed
     planned = _planned(settings, seed)
-    async with GatewayClient(url, settings.timeout_s, settings.api_key) as client:
+    async with GatewayClient(url, settings.timeout_s, settings.api_key, settings.tls()) as client:
         model = settings.model or await client.first_model()
         await LoadClient(client, settings, model, lambda _: None).run(planned[: settings.warmup])
         outcomes = await _with_progress(client, settings, model, planned[settings.warmup :])

@@ -15,6 +15,7 @@ from common.settings.setting import setting
 from tandem.client.conversation import ChatOptions, Conversation
 from tandem.client.default_url import default_url
 from tandem.client.gateway_client import GatewayClient
+from tandem.client.settings import ClientSettings
 from tandem.console import complain, notes
 
 QUIT = "/quit"
@@ -23,14 +24,12 @@ PROMPT = "> "
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatSettings:
+class ChatSettings(ClientSettings):
     """Talk to a model. /reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops the current answer.
 
     From a pipe every line is a question of the same conversation.
     """
 
-    url: str | None = setting(None, "gateway; auto: the one that runs here", auto(text))
-    api_key: str = setting("", "API key that the gateway asks for", text, is_secret=True)
     model: str | None = setting(
         None, "model; auto: the first that the gateway serves", auto(text), env="TANDEM_CLIENT_MODEL"
     )
@@ -48,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     with asyncio.Runner() as runner:
-        client = GatewayClient(settings.url or default_url(), api_key=settings.api_key)
+        client = GatewayClient(settings.url or default_url(), api_key=settings.api_key, tls=settings.tls())
         runner.run(client.__aenter__())
         try:
             model = settings.model or runner.run(client.first_model())
