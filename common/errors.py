@@ -134,7 +134,12 @@ class Unavailable(TandemError):
 
 
 class Overloaded(Unavailable):
-    """Every queue that could hold the request is full."""
+    """Every queue that could hold the request is full. For `lasts_s` seconds, as far as that can be foreseen, another
+    request of its tenant, priority and time would be refused as well."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, lasts_s: float = 0.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.lasts_s = lasts_s
 
 
 class Draining(Unavailable):

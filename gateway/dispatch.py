@@ -47,7 +47,8 @@ MIN_PROOF_TOKENS = 2
 
 
 class Dispatcher:
-    """Implements `gateway.engine.Engine` over a cluster, and `gateway.feeds.FeedListener`. `clock` returns seconds."""
+    """Implements `gateway.engine.Engine` over a cluster, and `gateway.feeds.FeedListener`. `clock` returns seconds;
+    `max_queue_s` bounds the wait of a first placement for room, None: only its deadline does."""
 
     def __init__(
         self,
@@ -56,9 +57,11 @@ class Dispatcher:
         metrics: GatewayMetrics,
         proofs: Proofs,
         clock: Callable[[], float] = time.monotonic,
+        max_queue_s: float | None = None,
     ) -> None:
         self._gateway = gateway
         self._max_failures = max_failures
+        self._max_queue_s = max_queue_s
         self._metrics = metrics
         self.proofs = proofs
         self._clock = clock
@@ -74,7 +77,7 @@ class Dispatcher:
         """Connect to the cluster's view; called once before the first request."""
         self.roster = roster
         self.feeds = feeds
-        self._placer = Placer(self._gateway, roster, feeds, self._metrics, self._clock)
+        self._placer = Placer(self._gateway, roster, feeds, self._metrics, self._clock, self._max_queue_s)
         self._canceller = Canceller(feeds)
         roster.is_trusted = self.proofs.is_trusted
         roster.corrections = self._placer.charges.take

@@ -5,6 +5,7 @@ client that has read a part of its answer: it waits for Redis and for workers, u
 """
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ ACCEPT_CHECK_S = 1.0
 MAX_UNACCEPTED_CHECKS = 5
 """So often may a placed job be neither accepted nor findable before it is placed again."""
 
+SHORTEST_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S = 1.0, 60.0
+
 FAILOVER_WAIT_S = 30.0
 """How long a request waits for a worker while there is none: one that restarts has to load its model."""
 
@@ -48,12 +51,14 @@ class Placer:
         feeds: Feeds,
         metrics: GatewayMetrics,
         clock: Callable[[], float] = time.monotonic,
+        max_queue_s: float | None = None,
     ) -> None:
         self._gateway = gateway
         self._roster = roster
         self._feeds = feeds
         self._metrics = metrics
         self._clock = clock
+        self._max_queue_s = max_queue_s
         self.charges = Charges()
 
     async def place(self, stream: Stream) -> None:
@@ -91,11 +96,13 @@ class Placer:
     async def await_acceptance(self, stream: Stream) -> None:
         """Return when the current placement is accepted, lost or over; make sure that it is somewhere until then."""
         num_unknown = num_placed = num_forsaken = 0
-        while not await stream.settles_within(ACCEPT_CHECK_S):
+        while not await stream.settles_within(self._check_within_s(stream)):
             if stream.target is not None and not self._feeds.is_connected(stream.target):
                 stream.give_up(f"{stream.target.worker} was gone before it took the request in")
                 return
             where = await self._whereabouts(stream)
+            if where == Whereabouts.WAITING and self._queue_left_s(stream) <= 0:
+                raise self._out_of_patience(stream)
             num_placed += where == Whereabouts.PLACED
             num_unknown += where == Whereabouts.UNKNOWN
             num_forsaken = 0 if self._may_be_taken(stream, where) else num_forsaken + 1
@@ -103,6 +110,24 @@ class Placer:
                 stream.give_up("no worker has accepted the request in time")
             elif num_forsaken * ACCEPT_CHECK_S > FAILOVER_WAIT_S:
                 raise WorkerLost(f"nobody could take the request for {FAILOVER_WAIT_S:.0f} s")
+
+    def _queue_left_s(self, stream: Stream) -> float:
+        """Return how long the placement may still wait for room, infinite if only the deadline bounds that: nobody is
+        sent away who was served before."""
+        if self._max_queue_s is None or stream.placement > 1:
+            return math.inf
+        return stream.arrived_at + self._max_queue_s - self._clock()
+
+    def _check_within_s(self, stream: Stream) -> float:
+        """Return when to look where the placement is."""
+        left_s = self._queue_left_s(stream)
+        return min(ACCEPT_CHECK_S, left_s) if left_s > 0 else ACCEPT_CHECK_S
+
+    def _out_of_patience(self, stream: Stream) -> Overloaded:
+        view = self._roster.view(stream.request.model)
+        wait_s = view.pressure.wait_s if view is not None else None
+        retry_after_s = min(max(wait_s or SHORTEST_RETRY_AFTER_S, SHORTEST_RETRY_AFTER_S), LONGEST_RETRY_AFTER_S)
+        return Overloaded(f"No worker had room within {self._max_queue_s:g} s.", retry_after_s=retry_after_s)
 
     def _may_be_taken(self, stream: Stream, where: str | None) -> bool:
         """Whether somebody can take the placement in, now or when others are done."""

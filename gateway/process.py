@@ -78,11 +78,13 @@ async def open_cluster(
     connection = RedisConnection(settings.redis_url or "")
     channels = Channels(settings.secret)
     proofs = Proofs(proof_window_s(settings.canary_interval_s))
-    dispatcher = Dispatcher(gateway, settings.max_failures, metrics, proofs)
+    dispatcher = Dispatcher(gateway, settings.max_failures, metrics, proofs, max_queue_s=settings.max_queue_s or None)
     feeds = Feeds(gateway, channels, dispatcher)
 
     policy = BrokerPolicy(
-        max_waiting_requests=settings.max_waiting_requests, max_waiting_tokens=settings.max_waiting_tokens
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_queue_s=settings.max_queue_s or None,
     )
 
     def open_model(model: ModelName) -> ModelView:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from common.telemetry.metrics import GatewayMetrics
 from gateway.admission import Admission
+from gateway.brake import Brake
 from gateway.connections import Connections
 from gateway.engine import Engine
 from gateway.entrance import Entrance
@@ -23,6 +24,7 @@ class Service:
     settings: GatewaySettings
     executor: ThreadPoolExecutor
     entrance: Entrance
+    brake: Brake = field(default_factory=Brake)
     connections: Connections = field(default_factory=Connections)
 
     def close(self) -> None:

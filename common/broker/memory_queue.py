@@ -11,7 +11,7 @@ from common.broker.memory_order import WaitingOrder
 from common.broker.memory_prefixes import MemoryPrefixIndex
 from common.broker.memory_stream import id_parts
 from common.broker.policy import BrokerPolicy
-from common.broker.pressure import full, late, tokens_per_s
+from common.broker.pressure import crowded, heavy, late, tokens_per_s
 from common.broker.protocols import Candidate, Placed, QueuePressure, Waiting, Whereabouts
 from common.errors import StalePlacement
 from common.messages.ids import EntryId, Epoch, GatewayId, PlacementNumber, RequestId, TenantId, WorkerId
@@ -215,7 +215,7 @@ class MemoryQueue:
         tenant = PAID if place.is_paid else demand.tenant
         num_waiting = len(self._order)
         if not (has_waited or place.is_paid):
-            self._check_bounds(demand, job.time_left_s, now_s)
+            self._check_bounds(demand, job.time_left_s, rooms, now_s)
         if place.arrival_us is None:
             place.arrival_us = self._order.arrival_us(job.age_s)
         self._order.enqueue(job.request, demand, tenant, place.arrival_us, has_waited=has_waited)
@@ -223,15 +223,21 @@ class MemoryQueue:
         if num_waiting:
             self._drain(rooms, now_s, newcomer)
 
-    def _check_bounds(self, demand: Demand, time_left_s: float | None, now_s: float) -> None:
+    def _check_bounds(self, demand: Demand, time_left_s: float | None, rooms: list[Room], now_s: float) -> None:
         policy, order = self._policy, self._order
         order.rate.tick(now_s)
         rate = self._tokens_per_s()
-        is_heavy = len(order) > 0 and order.num_tokens + demand.cost > policy.max_waiting_tokens
-        if len(order) >= policy.max_waiting_requests or is_heavy:
-            raise full(policy, order.num_tokens / rate if rate else None)
-        if rate and time_left_s is not None:
-            missing_s = order.tokens_ahead(demand.rank, demand.tenant) / rate - time_left_s
+        wait_s = order.num_tokens / rate if rate else None
+        if len(order) >= policy.max_waiting_requests:
+            raise crowded(policy, wait_s)
+        if len(order) > 0 and order.num_tokens + demand.cost > policy.max_waiting_tokens:
+            raise heavy(policy, wait_s)
+        num_seats = sum(room.max_sequences for room in rooms)
+        if rate is None and policy.max_foreseen_s is not None and 0 < num_seats <= len(order):
+            raise crowded(policy, None)
+        bounds_s = [seconds for seconds in (time_left_s, policy.max_foreseen_s) if seconds is not None]
+        if rate and bounds_s:
+            missing_s = order.tokens_ahead(demand.rank, demand.tenant) / rate - min(bounds_s)
             if missing_s > 0:
                 raise late(policy, missing_s)
 

@@ -2,10 +2,10 @@
 -- of prefixes, their names (the longest prefix first), then (worker, epoch, cost) per lane. Lanes behind the candidates
 -- only lose older placements.
 -- A demand is {request, placement, gateway, blocks, seats, tokens, cost, rank, tenant, fingerprint, time_left (ms, to the
--- deadline), age (ms), grain (by how many tokens each prefix is longer than the next), max_requests, max_tokens,
--- known_after (ms), known_jobs}.
--- Answers {'placed', worker, epoch}, {'waiting', ahead}, {'stale'}, {'full', ms}, {'late', ms} (ms: when to come again, ''
--- if nobody knows) or {'elsewhere', worker, epoch}: call again with that lane.
+-- deadline), age (ms), grain (by how many tokens each prefix is longer than the next), max_foreseen (ms that it may have
+-- to wait as far as can be foreseen), max_requests, max_tokens, known_after (ms), known_jobs}.
+-- Answers {'placed', worker, epoch}, {'waiting', ahead}, {'stale'}, {'crowded', ms}, {'heavy', ms}, {'late', ms} (ms: when
+-- to come again, '' if nobody knows) or {'elsewhere', worker, epoch}: call again with that lane.
 
 local job, demand = ARGV[ARG + 1], cmsgpack.unpack(ARGV[ARG + 2])
 local num_candidates, num_prefixes = tonumber(ARGV[ARG + 3]), tonumber(ARGV[ARG + 4])
@@ -87,7 +87,17 @@ local function tokens_ahead()
   return higher + math.min(tonumber(row[2] or 0), tonumber(row[1] or 0) * equal)
 end
 
+-- What the proposed workers do at once, all together.
+local function num_seats()
+  local seats = 0
+  for _, lane in ipairs(candidates) do
+    seats = seats + (lane.capacity or 0)
+  end
+  return seats
+end
+
 -- Why it must not wait, and after how many ms it should come again. Whose client has read a part is never refused.
+-- While nobody knows how fast the waiting set empties, those who must not wait long wait for one turnover of the seats.
 local function refusal()
   if is_waiting or is_paid then
     return nil
@@ -95,12 +105,19 @@ local function refusal()
   local rate = load_rate()
   local per_ms = rate.busy >= demand.known_after and rate.jobs >= demand.known_jobs and rate.tokens / rate.busy
   local tokens = tonumber(redis.call('HGET', BACKLOG, ALL) or 0)
-  if num_waiting >= demand.max_requests or (num_waiting > 0 and tokens + demand.cost > demand.max_tokens) then
-    return {'full', per_ms and whole(tokens / per_ms) or ''}
+  local all_gone = per_ms and whole(tokens / per_ms) or ''
+  if num_waiting >= demand.max_requests then
+    return {'crowded', all_gone}
+  elseif num_waiting > 0 and tokens + demand.cost > demand.max_tokens then
+    return {'heavy', all_gone}
   end
-  local wait = per_ms and demand.time_left and tokens_ahead() / per_ms
-  if wait and wait > demand.time_left then
-    return {'late', whole(wait - demand.time_left)}
+  if demand.max_foreseen and not per_ms and num_waiting >= num_seats() and num_seats() > 0 then
+    return {'crowded', ''}
+  end
+  local longest = math.min(demand.time_left or math.huge, demand.max_foreseen or math.huge)
+  local wait = per_ms and longest < math.huge and tokens_ahead() / per_ms
+  if wait and wait > longest then
+    return {'late', whole(wait - longest)}
   end
 end
 

@@ -3,7 +3,11 @@
 from common.broker.policy import BrokerPolicy
 from common.errors import Overloaded
 
+FULL = "The waiting queue is full."
 SHORTEST_RETRY_AFTER_S = 1.0
+
+CROWDED_S = 0.1
+"""So long too many wait, once they do."""
 
 
 def tokens_per_s(policy: BrokerPolicy, busy_s: float, num_tokens: float, num_jobs: float) -> float | None:
@@ -13,16 +17,24 @@ def tokens_per_s(policy: BrokerPolicy, busy_s: float, num_tokens: float, num_job
     return num_tokens / busy_s if is_known else None
 
 
-def full(policy: BrokerPolicy, wait_s: float | None) -> Overloaded:
-    """Return the refusal of a job while too much waits; `wait_s`: the time until all of it has gone, if known."""
-    retry_after_s = policy.retry_after_s if wait_s is None else _bounded(policy, wait_s)
-    return Overloaded("The waiting queue is full.", retry_after_s=retry_after_s)
+def crowded(policy: BrokerPolicy, wait_s: float | None) -> Overloaded:
+    """Return the refusal of a job while too many wait; `wait_s`: the time until all of them have gone, if known."""
+    return Overloaded(FULL, retry_after_s=_retry_after_s(policy, wait_s), lasts_s=CROWDED_S)
+
+
+def heavy(policy: BrokerPolicy, wait_s: float | None) -> Overloaded:
+    """Return the refusal of a job that would make too many tokens wait; a smaller one may do."""
+    return Overloaded(FULL, retry_after_s=_retry_after_s(policy, wait_s))
 
 
 def late(policy: BrokerPolicy, missing_s: float) -> Overloaded:
-    """Return the refusal of a job whose turn would come so long after its deadline."""
-    text = "So much work is waiting that the request could not be served before its deadline."
-    return Overloaded(text, retry_after_s=_bounded(policy, missing_s))
+    """Return the refusal of a job whose turn would come so long after it may wait."""
+    text = "So much work is waiting that the request could not be begun in its time."
+    return Overloaded(text, retry_after_s=_bounded(policy, missing_s), lasts_s=missing_s)
+
+
+def _retry_after_s(policy: BrokerPolicy, wait_s: float | None) -> float:
+    return policy.retry_after_s if wait_s is None else _bounded(policy, wait_s)
 
 
 def _bounded(policy: BrokerPolicy, wait_s: float) -> float:

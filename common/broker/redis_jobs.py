@@ -11,7 +11,7 @@ from common.broker.demand import Demand
 from common.broker.entries import sort_out
 from common.broker.keys import Keys, escape
 from common.broker.policy import BrokerPolicy
-from common.broker.pressure import full, late, tokens_per_s
+from common.broker.pressure import crowded, heavy, late, tokens_per_s
 from common.broker.protocols import (
     NO_CORRECTIONS,
     Candidate,
@@ -62,8 +62,10 @@ class RedisJobQueue:
                     return Waiting(num_ahead)
                 case [b"elsewhere", worker, epoch]:
                     lanes = [*lanes[: len(candidates)], (WorkerId(worker.decode()), Epoch(int(epoch)), 0.0)]
-                case [b"full", wait_ms]:
-                    raise full(self._policy, int(wait_ms) / 1000 if wait_ms else None)
+                case [b"crowded", wait_ms]:
+                    raise crowded(self._policy, int(wait_ms) / 1000 if wait_ms else None)
+                case [b"heavy", wait_ms]:
+                    raise heavy(self._policy, int(wait_ms) / 1000 if wait_ms else None)
                 case [b"late", wait_ms]:
                     raise late(self._policy, int(wait_ms) / 1000)
                 case _:
@@ -116,7 +118,7 @@ class RedisJobQueue:
 
     def _demand(self, job: Job, demand: Demand, grain: int) -> bytes:
         """Return what `place.lua` calls a demand."""
-        policy, time_left_s = self._policy, job.time_left_s
+        policy, time_left_s, max_foreseen_s = self._policy, job.time_left_s, self._policy.max_foreseen_s
         fields = {
             "request": job.request,
             "placement": job.placement,
@@ -132,6 +134,7 @@ class RedisJobQueue:
             "time_left": None if time_left_s is None else scripts.milliseconds(time_left_s),
             "age": scripts.milliseconds(job.age_s),
             "grain": grain,
+            "max_foreseen": None if max_foreseen_s is None else scripts.milliseconds(max_foreseen_s),
             "max_requests": policy.max_waiting_requests,
             "max_tokens": policy.max_waiting_tokens,
             "known_after": scripts.milliseconds(policy.rate_known_after_s),

@@ -41,6 +41,12 @@ class ServingSettings(ProcessSettings):
         1024, "requests of one model that wait for room before new ones get 503", integer(0)
     )
     max_waiting_tokens: int = setting(4_000_000, "tokens of these, prompts and expected answers", integer(1))
+    max_queue_s: float = setting(
+        0.0,
+        "a request that would wait longer for a worker gets 503 at once; 0: as long as its deadline allows",
+        number(0, 86400),
+        unit="seconds",
+    )
     api_keys_file: Path | None = setting(
         None, "file of the API keys that clients must show (`tandem keys`); auto: none", auto(path)
     )

@@ -245,11 +245,33 @@ class TestRate:
 
     async def test_who_cannot_be_served_in_time_is_refused_at_once(self, harness: Harness) -> None:
         broker = await self.measured(harness)
-        with pytest.raises(Overloaded, match="before its deadline") as refusal:
+        with pytest.raises(Overloaded, match="begun in its time") as refusal:
             await broker.jobs.place(job("hopeless", time_left_s=2.0), 10, ())
         assert 1.0 <= refusal.value.retry_after_s <= 60.0
         await park(broker, job("patient", time_left_s=3600.0), job("endless"))
         await park(broker, job("urgent", time_left_s=2.0, priority=1), job("other", time_left_s=2.0, tenant="b"))
+
+    async def test_who_would_wait_too_long_is_refused_at_once(self, harness: Harness) -> None:
+        broker = await self.measured(harness, dataclasses.replace(MEASURED, max_queue_s=4.0))
+        with pytest.raises(Overloaded, match="begun in its time") as refusal:
+            await broker.jobs.place(job("hopeless"), 10, ())
+        assert 6.0 <= refusal.value.retry_after_s <= 60.0
+        await park(broker, job("urgent", priority=1), job("other", tenant="b"))
+        await park(broker, job("served before", placement=2))
+
+    async def test_the_last_quarter_is_for_errors_of_foreseeing(self, harness: Harness) -> None:
+        broker = await self.measured(harness, dataclasses.replace(MEASURED, max_queue_s=13.0))
+        with pytest.raises(Overloaded, match="begun in its time"):  # in ten seconds at the earliest
+            await broker.jobs.place(job("hopeless"), 10, ())
+
+    async def test_while_nobody_knows_the_rate_as_many_wait_as_are_served(self, harness: Harness) -> None:
+        broker = harness.broker(policy=BrokerPolicy(max_queue_s=4.0))
+        await broker.registry.beat(worker_record(max_sequences=2), worker_load())
+        for number in range(4):
+            await broker.jobs.place(job(str(number)), 10, ONLY_D0)
+        with pytest.raises(Overloaded):
+            await broker.jobs.place(job("one too many"), 10, ONLY_D0)
+        await park(broker, job("of nobody in sight"))
 
     async def test_the_refused_hear_when_to_come_again(self, harness: Harness) -> None:
         broker = await self.measured(harness, dataclasses.replace(MEASURED, max_waiting_tokens=10_400))

@@ -250,7 +250,7 @@ PLANTS = (
         name="waiting-without-hope",
         rule="A job that could not be served before its deadline is refused at once.",
         file="common/broker/place.lua",
-        text="  if wait and wait > demand.time_left then\n",
+        text="  if wait and wait > longest then\n",
         replacement="  if false then\n",
         tests=(f"{ORDER}::TestRate::test_who_cannot_be_served_in_time_is_refused_at_once",),
     ),

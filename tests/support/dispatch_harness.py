@@ -57,10 +57,10 @@ class DispatchHarness:
 
     gateway = GatewayId("g")
 
-    def __init__(self, broker: Broker | None = None) -> None:
+    def __init__(self, broker: Broker | None = None, max_queue_s: float | None = None) -> None:
         self.broker = broker or MemoryBroker(MODEL)
         self.metrics = GatewayMetrics(CollectorRegistry())
-        self.dispatcher = Dispatcher(self.gateway, MAX_FAILURES, self.metrics, Proofs(60.0))
+        self.dispatcher = Dispatcher(self.gateway, MAX_FAILURES, self.metrics, Proofs(60.0), max_queue_s=max_queue_s)
         self.channels = Channels(SECRET)
         self.feeds = Feeds(self.gateway, self.channels, self.dispatcher)
         view = ModelView(self.broker.registry, self.broker.jobs)
