@@ -99,8 +99,7 @@ class Admission:
             return False
         if ticket.intake is Intake.REMOTE and _wants_one_token(ticket):
             return True
-        num_promised = sum(self._blocks.num_own(follower.sequence) for follower in promised)
-        num_spare = num_owed + num_promised + sequence.num_preemptions * len(queues.running)
+        num_spare = num_owed + self._num_promised(ticket, promised) + sequence.num_preemptions * len(queues.running)
         source = _source(ticket)
         if source is not None:
             return self._branch(sequence, source, num_spare)
@@ -117,6 +116,16 @@ class Admission:
             for follower in self._queues.following
             if follower.choices is ticket.choices or (follower.choices.leader.has_seat and follower.age < ticket.age)
         ]
+
+    def _num_promised(self, ticket: Ticket, promised: list[Ticket]) -> int:
+        """Return how many pages are left for them: what those of others need, and its own ones to begin.
+
+        Several answers that others have shown need not fit beside each other: they came about by taking turns.
+        """
+        blocks, choices = self._blocks, ticket.choices
+        num_of_others = sum(blocks.num_own(one.sequence) for one in promised if one.choices is not choices)
+        num_own = sum(blocks.num_to_begin(one.sequence) for one in promised if one.choices is choices)
+        return num_of_others + min(num_own, blocks.num_beside(ticket.sequence))
 
     def _branch(self, sequence: Sequence, source: Sequence, num_spare: int) -> bool:
         copies = self._blocks.branch(sequence, source, num_spare)

@@ -19,7 +19,8 @@ def blocks_needed(num_prompt_tokens: int, nums_shown: Sequence[int], block_size:
 def check_room(records: Sequence[WorkerRecord], num_prompt_tokens: int, nums_shown: Sequence[int]) -> int:
     """Return the blocks that a placement needs; raise `InvalidRequest` if no worker would have room for it when idle.
 
-    `records`: of all workers that could take it, at least one.
+    `records`: of all workers that could take it, at least one. Where no pool holds all that was shown, answers take
+    turns there, as they did before: then it is what they need to begin, and the longest one to go on.
     """
     num_choices = len(nums_shown)
     max_choices = max(record.max_sequences for record in records)
@@ -29,14 +30,18 @@ def check_room(records: Sequence[WorkerRecord], num_prompt_tokens: int, nums_sho
     num_blocks = blocks_needed(num_prompt_tokens, nums_shown, largest.block_size)
     if num_blocks <= largest.num_blocks:
         return num_blocks
+    num_to_begin = blocks_needed(num_prompt_tokens, [0] * num_choices, largest.block_size)
+    num_of_longest = blocks_needed(num_prompt_tokens, [max(nums_shown)], largest.block_size)
+    if max(num_to_begin, num_of_longest) <= largest.num_blocks:
+        return max(num_to_begin, num_of_longest)
     capacity = largest.num_blocks * largest.block_size
     num_tokens = num_prompt_tokens + max(nums_shown)
-    if num_choices == 1 or blocks_needed(num_prompt_tokens, [max(nums_shown)], largest.block_size) > largest.num_blocks:
+    if num_of_longest > largest.num_blocks:
         what, param = f"The prompt of {num_tokens} tokens exceeds", "prompt"
     else:
-        room = num_blocks * largest.block_size
+        room = num_to_begin * largest.block_size
         what, param = (
-            f"{num_choices} answers to a prompt of {num_tokens} tokens need {room} tokens of room and exceed",
+            f"{num_choices} answers to a prompt of {num_prompt_tokens} tokens need {room} tokens of room and exceed",
             "n",
         )
     raise InvalidRequest(

@@ -57,9 +57,17 @@ class SequenceBlocks:
         """Return how many blocks a choice needs beside those that it shares, for its tokens and one more."""
         return -(-(sequence.num_tokens + 1) // self._block_size) - sequence.num_common // self._block_size
 
+    def num_to_begin(self, sequence: Sequence) -> int:
+        """Return how many of these it needs for the prompt and one more token, whatever was shown of it."""
+        return -(-(sequence.num_prompt + 1) // self._block_size) - sequence.num_common // self._block_size
+
+    def num_beside(self, sequence: Sequence) -> int:
+        """Return how many blocks the pool has beyond those for the sequence's present tokens."""
+        return self._pool.num_total - len(sequence.block_ids) - self.num_missing(sequence)
+
     def num_spanned(self, leader: Sequence, followers: Iterable[Sequence]) -> int:
-        """Return how many tokens the blocks hold that the choices of a request need together."""
-        num_blocks = self.num_missing(leader) + len(leader.block_ids) + sum(map(self.num_own, followers))
+        """Return how many tokens the blocks hold that the choices of a request need together at their beginning."""
+        num_blocks = -(-leader.num_prompt // self._block_size) + sum(map(self.num_to_begin, followers))
         return num_blocks * self._block_size
 
     def branch(self, sequence: Sequence, source: Sequence, num_spare: int = 0) -> tuple[BlockCopy, ...] | None:

@@ -37,6 +37,22 @@ PLANTS = (
         ),
     ),
     Plant(
+        name="shown-at-once",
+        rule="What was shown of several choices need not fit beside each other.",
+        file="common/scheduling/blocks.py",
+        text=" + sum(map(self.num_to_begin, followers))\n",
+        replacement=" + sum(map(self.num_own, followers))\n",
+        tests=(f"{UNIT}::TestRoom::test_what_took_turns_before_a_failover_does_so_behind_it", MACHINE),
+    ),
+    Plant(
+        name="promise-beyond-the-pool",
+        rule="A leader does not wait for pages that its followers could never have beside it.",
+        file="decode_worker/admission.py",
+        text="min(num_own, blocks.num_beside(ticket.sequence))",
+        replacement="num_own",
+        tests=(f"{UNIT}::TestRoom::test_what_took_turns_before_a_failover_does_so_behind_it", MACHINE),
+    ),
+    Plant(
         name="promise-broken",
         rule="What was counted for those that follow is left alone by younger ones.",
         file="decode_worker/admission.py",

@@ -64,7 +64,7 @@ REQUESTS = st.builds(
     prompt=st.lists(st.integers(0, 1), min_size=1, max_size=6)
     | st.lists(st.integers(0, 1), min_size=7, max_size=CAPACITY + 2),
     shown=st.builds(dict, st.just({0: 0}))
-    | st.dictionaries(st.integers(0, 3), st.just(0) | st.integers(0, 3), min_size=1, max_size=4),
+    | st.dictionaries(st.integers(0, 3), st.just(0) | st.integers(0, 3) | st.integers(0, 9), min_size=1, max_size=4),
     max_tokens=st.sampled_from([1, 2, 20]),
     stop_ids=st.sampled_from([(), (), (0,), (1, 2)]),
     salt=st.sampled_from(["", "", "", "a"]),
@@ -96,6 +96,12 @@ class Stream:
         """Blocks that a choice has to have for itself, for its tokens and one more."""
         num_tokens, num_prompt = self.sequence.num_tokens, self.sequence.num_prompt
         return -(-(num_tokens + 1) // BLOCK_SIZE) - min(num_prompt, num_tokens - 1) // BLOCK_SIZE
+
+    @property
+    def num_to_begin(self) -> int:
+        """As many of these as it needs for the prompt and one more token."""
+        num_tokens, num_prompt = self.sequence.num_tokens, self.sequence.num_prompt
+        return -(-(num_prompt + 1) // BLOCK_SIZE) - min(num_prompt, num_tokens - 1) // BLOCK_SIZE
 
 
 @dataclass
@@ -164,7 +170,7 @@ class DecodeMachine(RuleBasedStateMachine):
             or one.num_tokens >= self.max_context
             for one in (leader, *followers)
         )
-        num_blocks = -(-leader.num_tokens // BLOCK_SIZE) + sum(stream.num_own for stream in streams[1:])
+        num_blocks = -(-leader.num_prompt // BLOCK_SIZE) + sum(stream.num_to_begin for stream in streams[1:])
         must_refuse |= len(streams) > 1 and num_blocks > NUM_BLOCKS
         try:
             self.scheduler.add(leader, wants, followers)
@@ -376,15 +382,18 @@ class DecodeMachine(RuleBasedStateMachine):
         """There is room for whoever follows the youngest of those that were given pages, or somebody older."""
         if not admitted:
             return
-        youngest = max(self.streams[sequence.key].age for sequence in admitted)
-        promised = [
+        youngest = max((self.streams[sequence.key] for sequence in admitted), key=lambda stream: stream.age)
+        own = self._following(youngest.sequence.key)
+        of_others = [
             follower
             for key, stream in self.streams.items()
-            if stream.sequence.block_ids or stream.is_reserved
+            if stream is not youngest and (stream.sequence.block_ids or stream.is_reserved)
             for follower in self._following(key)
-            if follower.age < youngest or stream.age == youngest
+            if follower.age < youngest.age
         ]
-        assert sum(follower.num_own for follower in promised) <= self.pool.num_free
+        num_own = min(sum(one.num_to_begin for one in own), NUM_BLOCKS - len(youngest.sequence.block_ids))
+        assert num_own + sum(one.num_own for one in of_others) <= self.pool.num_free
+        promised = [*own, *of_others]
         assert self.scheduler.num_running + self.scheduler.num_reserved + len(promised) <= self.max_sequences
 
     def _check_plan(self, plan: StepPlan) -> None:

@@ -185,6 +185,25 @@ class TestRoom:
             worker.add_choices(request)
         assert (refusal.value.num_tokens, refusal.value.capacity) == (20, 16)
 
+    @pytest.mark.parametrize("num_shown", [(0,) * 6, (12, 12, 11, 10, 12, 3), (33, 0, 20, 9, 1, 30)])
+    def test_what_took_turns_before_a_failover_does_so_behind_it(self, num_shown: tuple[int, ...]) -> None:
+        worker = ScriptedDecode(12, 4)
+        prompt = [1, 2, 3, 4, 5]
+        worker.add(sequence("before", [9], max_tokens=30))
+        worker.add_choices(choices("r", prompt, 6, arrival=1, max_tokens=36, num_shown=num_shown))
+        worker.add(sequence("behind", [9], arrival=2, max_tokens=30))
+        worker.run_until_idle()
+        wanted = [solo(prompt, 36, choice)[shown:] for choice, shown in enumerate(num_shown)]
+        assert outputs(worker, "r", 6) == wanted
+        assert not [emission for emission in worker.told if emission.failure]
+        assert worker.pool.num_free == worker.pool.num_total
+
+    def test_a_choice_that_fits_in_no_pool_is_refused_whatever_the_others_need(self) -> None:
+        worker = ScriptedDecode(4, 4)
+        with pytest.raises(DoesNotFit) as refusal:
+            worker.add_choices(choices("r", [1], 2, max_tokens=24, num_shown=(1, 16)))
+        assert (refusal.value.num_tokens, refusal.value.capacity) == (17, 16)
+
     def test_those_that_run_alone_run_together(self) -> None:
         worker = ScriptedDecode()
         worker.add(sequence("before", [1], arrival=0, max_tokens=2))

@@ -44,6 +44,11 @@ def test_more_answers_than_any_pool_holds_are_refused_with_both_numbers() -> Non
     assert refusal.value.param == "n"
 
 
+@pytest.mark.parametrize(("nums_shown", "num_blocks"), [([0, 0, 0], 5), ([60, 60, 60], 7), ([80, 1, 1], 8)])
+def test_what_was_shown_of_several_answers_need_not_fit_at_once(nums_shown: list[int], num_blocks: int) -> None:
+    assert check_room([worker_record(num_blocks=8)], 40, nums_shown) == num_blocks
+
+
 def test_more_answers_than_any_worker_has_seats_are_refused_with_both_numbers() -> None:
     with pytest.raises(InvalidRequest, match="n is 9, but no worker generates more than 8 at once"):
         check_room([worker_record()], 1, [0] * 9)
