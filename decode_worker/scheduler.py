@@ -315,7 +315,8 @@ class DecodeScheduler:
 
     def _fail_all(self, ticket: Ticket, failure: FailureCode) -> Emission:
         if failure is FailureCode.INVALID_LOGITS:
-            self._blocks.forget(ticket.sequence)
+            for choice in ticket.choices.tickets:
+                self._blocks.forget(choice.sequence)
         emission = self._teller.fail(ticket, failure)
         self._end(ticket.choices)
         return emission

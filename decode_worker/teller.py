@@ -23,7 +23,8 @@ class Teller:
     def append_first(self, ticket: Ticket, first: FirstToken) -> Emission:
         """Append a token that another worker has sampled."""
         choices = ticket.choices
-        choices.num_cached = max(choices.num_cached, first.num_cached)
+        num_cached = min(first.num_cached, ticket.sequence.num_prompt)  # there may also be what earlier ones have shown
+        choices.num_cached = max(choices.num_cached, num_cached)
         ticket.sequence.prompt_logprobs = list(first.prompt_logprobs)
         return self.append(ticket, first.token, first.logprobs)
 

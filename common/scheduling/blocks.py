@@ -126,8 +126,7 @@ class SequenceBlocks:
 
     def _look_up(self, sequence: Sequence) -> None:
         assert not sequence.block_ids
-        if sequence.wants_prompt_logprobs:
-            return
-        sequence.block_ids = self._prefix.match(sequence.token_ids, sequence.hash_chain, sequence.num_tokens - 1)
+        max_tokens = 0 if sequence.wants_prompt_logprobs else sequence.num_tokens - 1
+        sequence.block_ids = self._prefix.match(sequence.token_ids, sequence.hash_chain, max_tokens)
         sequence.num_cached = len(sequence.block_ids) * self._block_size
         sequence.num_computed = sequence.num_cached

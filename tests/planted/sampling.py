@@ -94,8 +94,8 @@ PLANTS = (
         name="scored-from-the-cache",
         rule="A prompt whose logprobs are wanted is computed to its last token.",
         file="common/scheduling/blocks.py",
-        text="        if sequence.wants_prompt_logprobs:\n            return\n",
-        replacement="",
+        text="        max_tokens = 0 if sequence.wants_prompt_logprobs else sequence.num_tokens - 1\n",
+        replacement="        max_tokens = sequence.num_tokens - 1\n",
         tests=(
             f"{PROMPTS}::test_a_cached_prompt_is_computed_again_and_serves_others",
             f"{PREFILL}::test_a_cached_prompt_is_computed_again_for_its_logprobs",

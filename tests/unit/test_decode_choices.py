@@ -263,6 +263,19 @@ class TestEnds:
         worker.run_until_idle()
         assert worker.output("other") == solo(list(range(20)), 5)
 
+    def test_no_block_of_a_choice_is_hit_after_another_one_had_nan(self) -> None:
+        worker = ScriptedDecode(block_size=4)
+        prompt = list(range(8))
+        _, other = worker.add_choices(choices("r", prompt, max_tokens=20))
+        for _ in range(10):
+            worker.step()
+        worker.step("r")
+        worker.add(sequence("prompt", prompt))  # its blocks are good, and those of the answers stand behind them
+        worker.run_until_idle()
+        worker.add(sequence("answer", other.token_ids))
+        worker.run_until_idle()
+        assert worker.told[-1].num_cached == len(prompt)
+
     def test_a_choice_that_is_preempted_too_often_ends_all_of_them(self) -> None:
         worker = ScriptedDecode(5, 2, max_preemptions=0)
         worker.add_choices(choices("r", [1, 1], max_tokens=12))
@@ -314,6 +327,14 @@ class TestRemote:
         worker.told.append(first)
         assert num_computed(worker) == {"r": 2 + 3 * 4}
         assert outputs(worker, "r", 3) == [solo(prompt, 5, choice) for choice in range(3)]
+
+    def test_what_was_shown_and_cached_elsewhere_is_no_cached_part_of_the_prompt(self) -> None:
+        worker = ScriptedDecode()
+        leader = self._reserve(worker, choices("r", list(range(17)), max_tokens=40, num_shown=(16, 3)))
+        first = self._receive(worker, leader)
+        told = worker.scheduler.activate(key("r"), FirstToken(first.token, num_cached=32))
+        assert told is not None
+        assert told.num_cached == 17
 
     def test_b051_one_token_is_wanted_and_the_others_need_the_pages(self) -> None:
         worker = ScriptedDecode()

@@ -90,7 +90,7 @@ class Preempted:
     """A scored prompt of ten tokens, of which `num_computed` were computed before its blocks were taken away."""
 
     def __init__(self, num_computed: int) -> None:
-        pool = BlockPool(NUM_BLOCKS, [0] * NUM_BLOCKS)
+        self.pool = pool = BlockPool(NUM_BLOCKS, [0] * NUM_BLOCKS)
         self.blocks = SequenceBlocks(pool, PrefixCache(pool, BLOCK_SIZE, "f"), BLOCK_SIZE)
         self.sequence = scored("a", PROMPT)
         assert self.blocks.acquire(self.sequence)
@@ -104,6 +104,18 @@ def test_a_prompt_that_was_half_scored_begins_again() -> None:
     assert half.sequence.prompt_logprobs == []
     assert half.blocks.acquire(half.sequence)
     assert half.sequence.num_computed == 0  # in spite of two cached blocks
+
+
+def test_a_prompt_that_begins_again_serves_others() -> None:
+    half = Preempted(8)
+    others = half.pool.take(NUM_BLOCKS)
+    assert others is not None  # nothing of it is cached any more
+    half.pool.release(others)
+    assert half.blocks.acquire(half.sequence)
+    half.blocks.advance(half.sequence, len(PROMPT))
+    other = sequence("b", PROMPT)
+    assert half.blocks.acquire(other)
+    assert other.num_cached == 8
 
 
 def test_a_complete_score_is_kept_and_the_rest_may_come_from_the_cache() -> None:
