@@ -84,16 +84,23 @@ def _responses(operation: Operation, schema_of: Mapping[int, _Json]) -> _Json:
         if operation.text is not None:
             content[operation.text] = {"type": "string"}
         if operation.event is not None:
-            content[EVENTS] = {
-                "type": "string",
-                "description": "Events of a stream, each with one object of this type as its data.",
-                "contentMediaType": JSON,
-                "contentSchema": schema_of[id(operation.event)],
-            }
+            content[EVENTS] = _event(schema_of[id(operation.event)], None if operation.names_events else error)
         responses["200"] = _response("The answer.", content, 200)
     for status, kind in operation.more.items():
         responses[str(status)] = _response(reason_of(status), {JSON: schema_of[id(kind)]}, status)
     return dict(sorted(responses.items()))
+
+
+def _event(data: _Json, error: _Json | None) -> _Json:
+    """Return one event of a stream. Events without names are followed by `[DONE]`, or by an error and nothing more."""
+    json = {"contentMediaType": JSON, "contentSchema": data if error is None else {"anyOf": [data, error]}}
+    text = json if error is None else {"anyOf": [{"const": "[DONE]"}, json]}
+    return {
+        "type": "object",
+        "description": "One event of the stream.",
+        "properties": {"event": {"type": "string"}, "data": {"type": "string", **text}},
+        "required": ["data"],
+    }
 
 
 def _response(description: str, content: Mapping[str, _Json], status: int) -> _Json:
@@ -187,7 +194,7 @@ _PARAMETERS: Mapping[str, _Json] = {
     "Timing": {
         "name": "x-tandem-timing",
         "in": "header",
-        "description": "Tell where the time went.",
-        "schema": {"enum": ["true", "false"]},
+        "description": "`true`: tell where the time went.",
+        "schema": {"type": "string"},
     },
 }

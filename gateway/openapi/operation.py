@@ -43,7 +43,7 @@ class Operation:
     """A method at a path. `request`, `answer` and `event` are types of JSON: of the body, of the answer, and of one
     event if the answer is streamed. `text` is what the answer is if it is no JSON. `more` are further answers.
 
-    `is_open`: it needs no API key. `refused` are fields that are known but not served.
+    `names_events`: every event has a name, the errors too. `is_open`: it needs no API key. `refused` are fields that are known but not served.
     """
 
     method: str
@@ -56,6 +56,7 @@ class Operation:
     event: Any = None
     text: str | None = None
     more: Mapping[int, Any] = field(default_factory=dict)
+    names_events: bool = False
     is_open: bool = False
     refused: Mapping[str, Refusal] = field(default_factory=dict)
 

@@ -49,6 +49,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=ResponseRequest,
         answer=Response,
         event=ResponseEvent,
+        names_events=True,
         refused=RESPONSE_REFUSED,
     ),
     Operation(

@@ -35,6 +35,12 @@ class Description:
         content: dict[str, Any] = self.operation(method, path)["responses"][str(status)]["content"][kind]
         return content
 
+    def event(self, path: str) -> dict[str, Any]:
+        """Return what the data of an event is."""
+        data = self.answer("post", path, 200, "text/event-stream")["schema"]["properties"]["data"]
+        found: dict[str, Any] = data.get("contentSchema") or data["anyOf"][1]["contentSchema"]
+        return found
+
     def check(self, schema: dict[str, Any], value: Any) -> None:
         """Compare strictly: a field that the schema does not name is an error too."""
         components = {"schemas": {name: closed(part) for name, part in self.document["components"]["schemas"].items()}}
@@ -133,7 +139,7 @@ async def test_answers_and_events_are_as_described(model: Scene, path: str, fiel
     ) as response:
         assert response.status == 200
         description.check(description.answer("post", path, 200, "application/json")["schema"], await response.json())
-    schema = description.answer("post", path, 200, "text/event-stream")["schema"]["contentSchema"]
+    schema = description.event(path)
     events = await events_of(model, path, body)
     assert len(events) > 1
     for event in events:
@@ -142,12 +148,17 @@ async def test_answers_and_events_are_as_described(model: Scene, path: str, fiel
 
 async def test_events_with_usage_and_events_of_failures_are_as_described(model: Scene) -> None:
     description = await described(model.gateway)
-    schema = description.answer("post", CHAT, 200, "text/event-stream")["schema"]["contentSchema"]
+    schema = description.event(CHAT)
     model.says("hi")
     options = {"include_usage": True, "continuous_usage_stats": True, "include_timing": True}
     for event in await events_of(model, CHAT, {"model": "tiny", "messages": HI, "stream_options": options}):
         description.check(schema, event)
-    schema = description.answer("post", RESPONSES, 200, "text/event-stream")["schema"]["contentSchema"]
+    model.gateway.engine.play([*byte_ids(model.tokenizer, "hi"), WorkerLost("it is gone")])
+    events = await events_of(model, CHAT, {"model": "tiny", "messages": HI})
+    assert "error" in events[-1]
+    for event in events:
+        description.check(schema, event)
+    schema = description.event(RESPONSES)
     model.gateway.engine.play([*byte_ids(model.tokenizer, "hi"), WorkerLost("it is gone")])
     events = await events_of(model, RESPONSES, {"model": "tiny", "input": "hi"})
     assert events[-1]["type"] == "response.failed"
@@ -157,7 +168,9 @@ async def test_events_with_usage_and_events_of_failures_are_as_described(model: 
 
 async def events_of(model: Scene, path: str, body: dict[str, Any]) -> list[Any]:
     """Return what the data of a stream's events is, but for `[DONE]`."""
-    async with model.gateway.session.post(model.gateway.url + path, json=body | {"stream": True}) as response:
+    async with model.gateway.session.post(
+        model.gateway.url + path, json=body | {"stream": True}, headers={"Connection": "close"}
+    ) as response:
         assert response.status == 200, await response.text()
         text = await response.read()
     if path == RESPONSES:
