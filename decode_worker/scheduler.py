@@ -75,7 +75,7 @@ class DecodeScheduler:
         self._max_preemptions = max_preemptions
         self.num_preemptions = 0
         """Preemptions so far."""
-        self._failed: list[tuple[Choices, Emission]] = []
+        self._failed: dict[Choices, Emission] = {}
         """Decided while planning, told by `settle`."""
 
     @property
@@ -232,10 +232,10 @@ class DecodeScheduler:
     def settle(self, plan: StepPlan, result: StepResult) -> list[Emission]:
         """Close a step: record what is computed, append sampled tokens, end what is over."""
         emissions: list[Emission] = []
-        for choices, emission in self._failed:
+        for choices, emission in self._failed.items():
             emissions.append(emission)
             self._end(choices)
-        self._failed = []
+        self._failed.clear()
         for chunk in plan.chunks:
             sequence = chunk.sequence
             ticket = self._queues.find(sequence.key)
@@ -305,7 +305,8 @@ class DecodeScheduler:
         sequence = ticket.sequence
         if sequence.num_preemptions == self._max_preemptions:
             # The other choices end when the step is settled: they may stand in its plan.
-            self._failed.append((ticket.choices, self._teller.fail(ticket, FailureCode.PREEMPTED)))
+            emission = self._teller.fail(ticket, FailureCode.PREEMPTED)
+            self._failed.setdefault(ticket.choices, emission)
             return
         self._blocks.release(sequence)
         sequence.num_preemptions += 1

@@ -114,11 +114,14 @@ class Grammars:
 
 
 async def _in_thread(work: Callable[[], object]) -> None:
-    """Wait for `work`, done in a thread with a large stack; it does not keep the process from ending."""
+    """Wait for `work`, done in a thread with a large stack; it does not keep the process from ending.
+
+    Raises `InvalidGrammar`, whatever the reason: one grammar's trouble is nobody else's.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
-    def settle(error: BaseException | None) -> None:
+    def settle(error: InvalidGrammar | None) -> None:
         if done.done():  # whoever asked has gone
             return
         if error is None:
@@ -127,11 +130,14 @@ async def _in_thread(work: Callable[[], object]) -> None:
             done.set_exception(error)
 
     def run() -> None:
-        error: BaseException | None = None
+        error: InvalidGrammar | None = None
         try:
             work()
-        except BaseException as raised:  # noqa: BLE001 - the root of the thread: whoever waits is told
-            error = raised
+        except InvalidGrammar as refusal:
+            error = refusal
+        except BaseException:  # the root of the thread: whoever waits is told
+            logger.exception("the compiler of grammars has failed")
+            error = InvalidGrammar("it cannot be compiled")
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(settle, error)
 

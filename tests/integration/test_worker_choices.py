@@ -1,5 +1,6 @@
 """Requests with several choices on whole workers: prefilled here or elsewhere, cancelled in part, failed, moved."""
 
+import math
 from collections.abc import AsyncIterator
 
 import pytest
@@ -270,7 +271,7 @@ async def test_logprobs_of_each_token_and_of_the_prompt(fabric: Fabric, where: s
     await fabric.until_idle()
 
 
-@pytest.mark.parametrize("lack", ["first token", "prompt", "malformed"])
+@pytest.mark.parametrize("lack", ["first token", "prompt", "malformed", "no number"])
 async def test_a_commit_without_the_logprobs_loses_the_try(fabric: Fabric, lack: str) -> None:
     prefill = ScriptedPrefill(fabric.broker, fabric.transfer, SECRET)
     await prefill.start()
@@ -284,6 +285,8 @@ async def test_a_commit_without_the_logprobs_loses_the_try(fabric: Fabric, lack:
     of_prompt = [logprobs_message(TokenLogprobs(0.0))] * (len(PROMPT) - (2 if lack == "prompt" else 1))
     if lack == "malformed":
         of_prompt[0] = pb.TokenLogprobs(top_ids=[1])
+    if lack == "no number":
+        of_prompt[0] = pb.TokenLogprobs(logprob=math.nan)
     commit = pb.CommitRequest(
         binding=binding,
         epoch=Epoch(prefill.record.epoch),

@@ -283,6 +283,15 @@ class TestEnds:
         assert [one.failure for one in worker.told if one.failure] == [FailureCode.PREEMPTED]
         assert worker.pool.num_free == 5
 
+    def test_two_that_are_preempted_too_often_at_once_are_one_failure(self) -> None:
+        worker = ScriptedDecode(5, 2, max_preemptions=0)
+        worker.add(sequence("a", [1]))
+        worker.add(sequence("b", [2], arrival=1))
+        worker.add_choices(choices("r", [3], 3, arrival=2))
+        worker.run_until_idle()  # each of the old ones takes a page at the same step
+        assert [(one.key, one.failure) for one in worker.told if one.failure] == [(key("r", 2), FailureCode.PREEMPTED)]
+        assert [worker.output("a"), worker.output("b")] == [solo([1], 5), solo([2], 5)]
+
     def test_a_choice_that_is_preempted_comes_back(self) -> None:
         worker = ScriptedDecode(6, 2)
         worker.add_choices(choices("r", [1, 1], max_tokens=8))

@@ -31,6 +31,10 @@ AB = regex_text("(ab)+c?")
 A, B, C = byte_ids(TOKENIZER, "abc")
 
 
+class _Panic(BaseException):
+    """Like that of a native library, which is no `Exception`."""
+
+
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
     return loaded(CARD)
@@ -190,6 +194,19 @@ class TestPreparation:
         assert outcomes.get_nowait() is None  # at once
         grammars.when_ready(regex_text("["), outcomes.put_nowait)
         assert "unclosed" in str(await outcomes.get())
+
+    async def test_who_waits_is_told_that_the_compiler_has_failed(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: object) -> LLMatcher:
+            raise _Panic("a bug of the compiler")
+
+        monkeypatch.setattr(grammars_module, "compile_matcher", fail)
+        grammars, outcomes = loaded(CARD), asyncio.Queue[str | None]()
+        grammars.when_ready(AB, outcomes.put_nowait)
+        async with asyncio.timeout(10):
+            assert await outcomes.get() == "it cannot be compiled"
+        assert "a bug of the compiler" in caplog.text
 
     async def test_nobody_is_called_behind_the_end(self) -> None:
         grammars, outcomes = loaded(CARD), asyncio.Queue[str | None]()

@@ -33,3 +33,13 @@ def test_numbers_are_rounded_to_fp32() -> None:
 def test_a_number_for_each_token() -> None:
     with pytest.raises(MalformedRecord, match="2 tokens have 1 numbers"):
         logprobs_of(pb.TokenLogprobs(logprob=-1.0, top_ids=[1, 2], top_logprobs=[-1.0]))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_no_number_is_no_logprob(number: float, is_own: bool) -> None:
+    message = pb.TokenLogprobs(
+        logprob=number if is_own else -1.0, top_ids=[1, 2], top_logprobs=[-1.0, -1.0 if is_own else number]
+    )
+    with pytest.raises(MalformedRecord, match="no logarithm"):
+        logprobs_of(message)
