@@ -1,0 +1,1 @@
+"""How fast the gateway is, beside other routers: `python -m bench.gateway`."""
