@@ -21,6 +21,7 @@ from common.settings.serving import ServingSettings
 from common.settings.setting import environment_of
 from common.tls.client_context import client_context
 from common.tls.server_files import ServerFiles, server_files_of
+from gateway import certificates as certificates_module
 from gateway.certificates import Certificates
 from tandem.cluster.preflight import require_certificates
 from tandem.cluster.settings import UpSettings
@@ -108,6 +109,29 @@ def test_bad_files_are_named(folder: TlsFolder, damage: Callable[[ServerFiles], 
     assert "\n" not in str(refusal.value)
     with pytest.raises(InvalidSetting, match="tls_"):
         Certificates(folder.files)
+
+
+def test_files_that_change_while_they_are_read_are_read_again(
+    folder: TlsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    certificates = Certificates(folder.files, lambda: now_s[0])
+    read, was_changed = certificates_module._read, list[object]()
+
+    def read_while_they_change(files: ServerFiles) -> object:
+        identity = read(files)
+        if not was_changed:
+            was_changed.append(identity)
+            folder.put(AUTHORITY.server())
+        return identity
+
+    monkeypatch.setattr(certificates_module, "_read", read_while_they_change)
+    folder.put(AUTHORITY.server())
+    first = certificates._look()
+    now_s[0] += certificates_module.LOOK_S
+    assert certificates._look() is first
+    now_s[0] += certificates_module.LOOK_S
+    assert certificates._look() not in (first, *was_changed)
 
 
 @pytest.mark.parametrize(("mode", "is_told"), [(0o600, False), (0o640, False), (0o644, True)])
