@@ -118,8 +118,12 @@ async def test_preempted_sequences_go_on_within_their_grammars(fabric: Fabric) -
     decode = await fabric.decode(card=CARD, num_blocks=40)
     client = await fabric.client(decode.record)
     names = [f"r{number}" for number in range(4)]
+    decode.valve.close()
     for name in names:
         await client.place(guided_job(name), decode.record)
+        await until(lambda: decode.valve.is_holding, "the grammar is compiled")
+    await until(lambda: all(client.kinds(name) for name in names), "the engine has them all")
+    decode.valve.open()
     answers = [(await client.answer(name)).tokens for name in names]
     assert decode.edge.load.num_preemptions
     assert answers == [answers[0]] * len(names)
