@@ -32,6 +32,10 @@ MAX_INLINE_BYTES = 4096
 """Longer prompts travel directly to the worker that accepted the job; Redis holds small records."""
 
 ACCEPT_CHECK_S = 1.0
+MAX_CHECK_PERIODS = 4
+"""So much more rarely a placement is looked for that was found waiting: hundreds that wait cost Redis and their gateway
+more than those that are served, if each is looked for every second."""
+
 MAX_UNACCEPTED_CHECKS = 5
 """So often may a placed job be neither accepted nor findable before it is placed again."""
 
@@ -95,8 +99,9 @@ class Placer:
 
     async def await_acceptance(self, stream: Stream) -> None:
         """Return when the current placement is accepted, lost or over; make sure that it is somewhere until then."""
-        num_unknown = num_placed = num_forsaken = 0
-        while not await stream.settles_within(self._check_within_s(stream)):
+        num_unknown = num_placed = 0
+        check_s, forsaken_s = ACCEPT_CHECK_S, 0.0
+        while not await stream.settles_within(self._look_within_s(stream, check_s)):
             if stream.target is not None and not self._feeds.is_connected(stream.target):
                 stream.give_up(f"{stream.target.worker} was gone before it took the request in")
                 return
@@ -105,10 +110,13 @@ class Placer:
                 raise self._out_of_patience(stream)
             num_placed += where == Whereabouts.PLACED
             num_unknown += where == Whereabouts.UNKNOWN
-            num_forsaken = 0 if self._may_be_taken(stream, where) else num_forsaken + 1
+            forsaken_s = 0.0 if self._may_be_taken(stream, where) else forsaken_s + check_s
+            check_s = (
+                min(2 * check_s, MAX_CHECK_PERIODS * ACCEPT_CHECK_S) if where == Whereabouts.WAITING else ACCEPT_CHECK_S
+            )
             if num_unknown > 1 or num_placed > MAX_UNACCEPTED_CHECKS:
                 stream.give_up("no worker has accepted the request in time")
-            elif num_forsaken * ACCEPT_CHECK_S > FAILOVER_WAIT_S:
+            elif forsaken_s > FAILOVER_WAIT_S:
                 raise WorkerLost(f"nobody could take the request for {FAILOVER_WAIT_S:.0f} s")
 
     def _queue_left_s(self, stream: Stream) -> float:
@@ -118,10 +126,10 @@ class Placer:
             return math.inf
         return stream.arrived_at + self._max_queue_s - self._clock()
 
-    def _check_within_s(self, stream: Stream) -> float:
-        """Return when to look where the placement is."""
+    def _look_within_s(self, stream: Stream, check_s: float) -> float:
+        """Return when to look where the placement is, in `check_s` at the latest."""
         left_s = self._queue_left_s(stream)
-        return min(ACCEPT_CHECK_S, left_s) if left_s > 0 else ACCEPT_CHECK_S
+        return min(check_s, left_s) if left_s > 0 else check_s
 
     def _out_of_patience(self, stream: Stream) -> Overloaded:
         view = self._roster.view(stream.request.model)
