@@ -1,0 +1,2 @@
+"""Far more work than a cluster can do, from several tenants at once: who is served, how fast, and how fast others are
+refused."""
