@@ -4,6 +4,7 @@ protocol's model of choices."""
 from tests.planted.plant import Plant
 
 UNIT = "tests/unit/test_decode_choices.py"
+ROOM = "tests/unit/test_choice_room.py"
 MACHINE = "tests/property/test_decode_scheduler.py"
 WORKERS = "tests/integration/test_worker_choices.py"
 
@@ -31,8 +32,8 @@ PLANTS = (
         text="            if follower.choices is ticket.choices or (follower",
         replacement="            if follower.choices is not ticket.choices and (follower",
         tests=(
-            f"{UNIT}::TestRoom::test_a_leader_waits_for_the_pages_of_all_its_choices",
-            f"{UNIT}::TestRoom::test_more_choices_than_seats_wait_until_all_have_one",
+            f"{ROOM}::TestRoom::test_a_leader_waits_for_the_pages_of_all_its_choices",
+            f"{ROOM}::TestRoom::test_more_choices_than_seats_wait_until_all_have_one",
             MACHINE,
         ),
     ),
@@ -42,7 +43,7 @@ PLANTS = (
         file="common/scheduling/blocks.py",
         text=" + sum(map(self.num_to_begin, followers))\n",
         replacement=" + sum(map(self.num_own, followers))\n",
-        tests=(f"{UNIT}::TestRoom::test_what_took_turns_before_a_failover_does_so_behind_it", MACHINE),
+        tests=(f"{ROOM}::TestRoom::test_what_took_turns_before_a_failover_does_so_behind_it", MACHINE),
     ),
     Plant(
         name="promise-beyond-the-pool",
@@ -50,7 +51,7 @@ PLANTS = (
         file="decode_worker/admission.py",
         text="min(num_own, blocks.num_beside(ticket.sequence))",
         replacement="num_own",
-        tests=(f"{UNIT}::TestRoom::test_what_took_turns_before_a_failover_does_so_behind_it", MACHINE),
+        tests=(f"{ROOM}::TestRoom::test_what_took_turns_before_a_failover_does_so_behind_it", MACHINE),
     ),
     Plant(
         name="promise-broken",
@@ -59,8 +60,8 @@ PLANTS = (
         text=" or (follower.choices.leader.has_seat and follower.age < ticket.age)\n",
         replacement="\n",
         tests=(
-            f"{UNIT}::TestRoom::test_what_is_promised_is_left_alone_by_younger_ones",
-            f"{UNIT}::TestRoom::test_seats_of_followers_are_kept",
+            f"{ROOM}::TestRoom::test_what_is_promised_is_left_alone_by_younger_ones",
+            f"{ROOM}::TestRoom::test_seats_of_followers_are_kept",
             MACHINE,
         ),
     ),
@@ -70,7 +71,7 @@ PLANTS = (
         file="decode_worker/admission.py",
         text="follower.choices.leader.has_seat and follower.age < ticket.age",
         replacement="follower.choices.leader.has_seat",
-        tests=(f"{UNIT}::TestRoom::test_an_older_one_does_not_wait_for_what_is_promised",),
+        tests=(f"{ROOM}::TestRoom::test_an_older_one_does_not_wait_for_what_is_promised",),
     ),
     Plant(
         name="alone-among-choices",
@@ -78,7 +79,7 @@ PLANTS = (
         file="decode_worker/admission.py",
         text=" if other.choices is not ticket.choices]",
         replacement=" if other is not ticket]",
-        tests=(f"{UNIT}::TestRoom::test_those_that_run_alone_run_together",),
+        tests=(f"{ROOM}::TestRoom::test_those_that_run_alone_run_together",),
     ),
     Plant(
         name="NO_CHOICE_ID",

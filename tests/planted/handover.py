@@ -198,7 +198,7 @@ PLANTS = (
         name="suspect-in-company",
         rule="A request that has lost its tries to prefill workers that died is computed beside nobody.",
         file="decode_worker/receiver.py",
-        text="            live.is_suspect = reception.num_deaths >= SUSPECT_DEATHS\n",
+        text="                live.is_suspect = reception.num_deaths >= SUSPECT_DEATHS\n",
         replacement="",
         tests=(f"{SUSPECTS}::test_a_request_that_has_lost_its_prefill_workers_runs_beside_nobody",),
     ),

@@ -9,7 +9,7 @@ from decode_worker.scheduler import DecodeScheduler
 from decode_worker.ticket import Intake
 from tests.support.paged_content import PagedContent
 from tests.support.scripted_runner import ScriptedRunner, solo_output
-from tests.support.sequences import key
+from tests.support.sequences import key, sequence
 
 
 def solo(prompt: list[int], max_tokens: int, choice: int = 0) -> list[int]:
@@ -75,6 +75,41 @@ class ScriptedDecode:
         wanted = key(name, choice)
         return [token for emission in self.told if emission.key == wanted for token in emission.token_ids]
 
+    def outputs(self, name: str, count: int = 2) -> list[list[int]]:
+        return [self.output(name, choice) for choice in range(count)]
+
     def finish(self, name: str, choice: int = 0) -> FinishReason | None:
         wanted = key(name, choice)
         return next(emission.finish for emission in self.told if emission.key == wanted and emission.is_last)
+
+
+def choices(
+    name: str,
+    prompt: list[int],
+    count: int = 2,
+    *,
+    arrival: int = 0,
+    max_tokens: int = 5,
+    num_shown: tuple[int, ...] = (),
+    runs_alone: bool = False,
+    num_prompt_logprobs: int | None = None,
+) -> list[Sequence]:
+    """Return the choices of one request; the first `num_shown` tokens of each were shown before."""
+    made = []
+    for choice in range(count):
+        shown = num_shown[choice] if num_shown else 0
+        token_ids = prompt + (solo(prompt, shown, choice) if shown else [])
+        made.append(
+            sequence(
+                name,
+                token_ids,
+                arrival=arrival,
+                max_tokens=max_tokens,
+                num_shown=shown,
+                runs_alone=runs_alone,
+                choice=choice,
+                num_logprobs=0,
+                num_prompt_logprobs=None if choice else num_prompt_logprobs,
+            )
+        )
+    return made

@@ -2,54 +2,17 @@
 
 import pytest
 
-from common.errors import DoesNotFit
 from common.scheduling.emission import FailureCode
 from common.scheduling.plan import BlockCopy
 from common.scheduling.sequence import FinishReason, Sequence
 from decode_worker.first_token import FirstToken
 from decode_worker.ticket import Intake
 from tests.support.likelihoods import likelihood
-from tests.support.scripted_decode import ScriptedDecode, solo
+from tests.support.scripted_decode import ScriptedDecode, choices, solo
 from tests.support.scripted_runner import next_token
 from tests.support.sequences import key, sequence
 
 BLOCK_SIZE = 16
-
-
-def choices(
-    name: str,
-    prompt: list[int],
-    count: int = 2,
-    *,
-    arrival: int = 0,
-    max_tokens: int = 5,
-    num_shown: tuple[int, ...] = (),
-    runs_alone: bool = False,
-    num_prompt_logprobs: int | None = None,
-) -> list[Sequence]:
-    """Return the choices of one request; the first `num_shown` tokens of each were shown before."""
-    made = []
-    for choice in range(count):
-        shown = num_shown[choice] if num_shown else 0
-        token_ids = prompt + (solo(prompt, shown, choice) if shown else [])
-        made.append(
-            sequence(
-                name,
-                token_ids,
-                arrival=arrival,
-                max_tokens=max_tokens,
-                num_shown=shown,
-                runs_alone=runs_alone,
-                choice=choice,
-                num_logprobs=0,
-                num_prompt_logprobs=None if choice else num_prompt_logprobs,
-            )
-        )
-    return made
-
-
-def outputs(worker: ScriptedDecode, name: str, count: int = 2) -> list[list[int]]:
-    return [worker.output(name, choice) for choice in range(count)]
 
 
 def num_computed(worker: ScriptedDecode) -> dict[str, int]:
@@ -76,7 +39,7 @@ class TestPrompt:
             worker.run_until_idle()
         worker.add_choices(choices("r", prompt, 3, max_tokens=30))
         computed = num_computed(worker)
-        assert outputs(worker, "r", 3) == [solo(prompt, 30, choice) for choice in range(3)]
+        assert worker.outputs("r", 3) == [solo(prompt, 30, choice) for choice in range(3)]
         num_cached = (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE if is_cached else 0
         assert computed["r"] == num_tokens - num_cached + 2 + 3 * 29
         assert {emission.num_cached for emission in worker.told if emission.key.request == "r"} == {num_cached}
@@ -105,7 +68,7 @@ class TestPrompt:
         worker = ScriptedDecode()
         worker.add_choices(choices("r", list(range(40)), 3, max_tokens=1))
         assert num_computed(worker) == {"r": 40 + 2 * 8}
-        assert outputs(worker, "r", 3) == [solo(list(range(40)), 1, choice) for choice in range(3)]
+        assert worker.outputs("r", 3) == [solo(list(range(40)), 1, choice) for choice in range(3)]
 
     def test_a_failover_goes_on_where_each_choice_was(self) -> None:
         worker = ScriptedDecode()
@@ -113,107 +76,7 @@ class TestPrompt:
         worker.add_choices(choices("r", prompt, 3, max_tokens=8, num_shown=(2, 0, 5)))
         assert num_computed(worker)["r"] == (20 + 2) + 1 + 5 + (5 + 7 + 2)
         wanted = [solo(prompt, 8, choice)[shown:] for choice, shown in enumerate((2, 0, 5))]
-        assert outputs(worker, "r", 3) == wanted
-
-
-class TestRoom:
-    """n counts as n: seats and pages of all choices are there before the leader begins."""
-
-    def test_a_leader_waits_for_the_pages_of_all_its_choices(self) -> None:
-        worker = ScriptedDecode(5, 4)
-        prompts = [[place, *range(5)] for place in range(2)]  # two pages, and one more for the other choice
-        for place, name in enumerate("ab"):
-            worker.add_choices(choices(name, prompts[place], arrival=place, max_tokens=2))
-        worker.step()
-        assert worker.output("a")
-        assert not worker.output("b"), "two requests would wait for each other's pages"
-        worker.run_until_idle()
-        assert worker.scheduler.num_preemptions == 0
-        assert [outputs(worker, name) for name in "ab"] == [
-            [solo(prompt, 2, choice) for choice in range(2)] for prompt in prompts
-        ]
-
-    def test_what_is_promised_is_left_alone_by_younger_ones(self) -> None:
-        worker = ScriptedDecode(4, 4, chunk_size=4, token_budget=8)
-        worker.add_choices(choices("r", list(range(8)), max_tokens=1))
-        worker.step()  # half of the prompt; two pages are the leader's, two are promised
-        worker.add(sequence("young", [1], arrival=1, max_tokens=1))
-        worker.step()
-        assert not worker.output("young")
-        worker.run_until_idle()
-        assert worker.output("young") == solo([1], 1)
-
-    def test_an_older_one_does_not_wait_for_what_is_promised(self) -> None:
-        worker = ScriptedDecode(4, 4, chunk_size=4, token_budget=8)
-        worker.add_choices(choices("r", list(range(8)), arrival=5))
-        worker.step()
-        old = worker.add(sequence("old", list(range(50, 56)), arrival=1, max_tokens=1))
-        worker.step()
-        assert old.block_ids
-        worker.run_until_idle()
-        assert outputs(worker, "r") == [solo(list(range(8)), 5, choice) for choice in range(2)]
-
-    def test_seats_of_followers_are_kept(self) -> None:
-        worker = ScriptedDecode(max_sequences=3, chunk_size=4, token_budget=8)
-        worker.add(sequence("before", [1], arrival=0, max_tokens=9))
-        worker.add_choices(choices("r", list(range(20)), arrival=1))
-        worker.step()
-        young = worker.add(sequence("young", [2], arrival=2))
-        worker.step()
-        assert not young.block_ids
-        assert (worker.scheduler.num_running, worker.scheduler.num_waiting) == (2, 2)
-        worker.run_until_idle()
-        assert worker.output("young") == solo([2], 5)
-
-    def test_more_choices_than_seats_wait_until_all_have_one(self) -> None:
-        worker = ScriptedDecode(max_sequences=3)
-        worker.add(sequence("before", [1], arrival=0, max_tokens=3))
-        leader, *_ = worker.add_choices(choices("r", [3, 4], 3, arrival=1))
-        worker.step()
-        assert not leader.block_ids
-        worker.run_until_idle()
-        assert outputs(worker, "r", 3) == [solo([3, 4], 5, choice) for choice in range(3)]
-
-    @pytest.mark.parametrize(("count", "fits"), [(3, True), (4, False)])
-    def test_choices_that_can_never_fit_are_refused(self, count: int, fits: bool) -> None:
-        worker = ScriptedDecode(4, 4)
-        request = choices("r", list(range(6)), count, max_tokens=1)  # two pages, and one more for each choice
-        if fits:
-            worker.add_choices(request)
-            return
-        with pytest.raises(DoesNotFit) as refusal:
-            worker.add_choices(request)
-        assert (refusal.value.num_tokens, refusal.value.capacity) == (20, 16)
-
-    @pytest.mark.parametrize("num_shown", [(0,) * 6, (12, 12, 11, 10, 12, 3), (33, 0, 20, 9, 1, 30)])
-    def test_what_took_turns_before_a_failover_does_so_behind_it(self, num_shown: tuple[int, ...]) -> None:
-        worker = ScriptedDecode(12, 4)
-        prompt = [1, 2, 3, 4, 5]
-        worker.add(sequence("before", [9], max_tokens=30))
-        worker.add_choices(choices("r", prompt, 6, arrival=1, max_tokens=36, num_shown=num_shown))
-        worker.add(sequence("behind", [9], arrival=2, max_tokens=30))
-        worker.run_until_idle()
-        wanted = [solo(prompt, 36, choice)[shown:] for choice, shown in enumerate(num_shown)]
-        assert outputs(worker, "r", 6) == wanted
-        assert not [emission for emission in worker.told if emission.failure]
-        assert worker.pool.num_free == worker.pool.num_total
-
-    def test_a_choice_that_fits_in_no_pool_is_refused_whatever_the_others_need(self) -> None:
-        worker = ScriptedDecode(4, 4)
-        with pytest.raises(DoesNotFit) as refusal:
-            worker.add_choices(choices("r", [1], 2, max_tokens=24, num_shown=(1, 16)))
-        assert (refusal.value.num_tokens, refusal.value.capacity) == (17, 16)
-
-    def test_those_that_run_alone_run_together(self) -> None:
-        worker = ScriptedDecode()
-        worker.add(sequence("before", [1], arrival=0, max_tokens=2))
-        worker.add_choices(choices("alone", [3, 4], 3, arrival=1, max_tokens=3, runs_alone=True))
-        worker.add(sequence("behind", [5], arrival=2, max_tokens=2))
-        worker.run_until_idle()
-        order = [emission.key.request for emission in worker.told]
-        assert order == ["before"] * 2 + ["alone"] * 9 + ["behind"] * 2
-        together = [emission.key.choice for emission in worker.told if emission.key.request == "alone"]
-        assert together == [0, 0, 1, 2, 0, 1, 2, 1, 2]
+        assert worker.outputs("r", 3) == wanted
 
 
 class TestEnds:
@@ -227,7 +90,7 @@ class TestEnds:
         assert worker.scheduler.cancel(key("r", 1))
         assert not worker.scheduler.cancel(key("r", 1))
         worker.run_until_idle()
-        assert [len(output) for output in outputs(worker, "r", 3)] == [5, 2, 5]
+        assert [len(output) for output in worker.outputs("r", 3)] == [5, 2, 5]
 
     @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
     def test_the_next_one_leads_when_the_leader_is_cancelled(self, num_steps: int) -> None:
@@ -238,7 +101,7 @@ class TestEnds:
             worker.step()
         assert worker.scheduler.cancel(key("r"))
         worker.run_until_idle()
-        assert outputs(worker, "r", 3)[1:] == [solo(prompt, 5, choice) for choice in (1, 2)]
+        assert worker.outputs("r", 3)[1:] == [solo(prompt, 5, choice) for choice in (1, 2)]
         assert worker.pool.num_free == worker.pool.num_total
 
     def test_all_are_cancelled_at_once(self) -> None:
@@ -297,7 +160,7 @@ class TestEnds:
         worker.add_choices(choices("r", [1, 1], max_tokens=8))
         worker.run_until_idle()
         assert worker.scheduler.num_preemptions
-        assert outputs(worker, "r") == [solo([1, 1], 8, choice) for choice in range(2)]
+        assert worker.outputs("r") == [solo([1, 1], 8, choice) for choice in range(2)]
 
     def test_placements_are_named_once(self) -> None:
         worker = ScriptedDecode(max_sequences=4, chunk_size=4, token_budget=8)
@@ -335,7 +198,7 @@ class TestRemote:
         assert first is not None
         worker.told.append(first)
         assert num_computed(worker) == {"r": 2 + 3 * 4}
-        assert outputs(worker, "r", 3) == [solo(prompt, 5, choice) for choice in range(3)]
+        assert worker.outputs("r", 3) == [solo(prompt, 5, choice) for choice in range(3)]
 
     def test_what_was_shown_and_cached_elsewhere_is_no_cached_part_of_the_prompt(self) -> None:
         worker = ScriptedDecode()
@@ -373,7 +236,7 @@ class TestRemote:
         assert worker.scheduler.cancel(key("r"))
         assert worker.scheduler.admit().reserved == ()
         worker.run_until_idle()
-        assert outputs(worker, "r", 3)[1:] == [solo(prompt, 5, choice) for choice in (1, 2)]
+        assert worker.outputs("r", 3)[1:] == [solo(prompt, 5, choice) for choice in (1, 2)]
 
     def test_an_heir_that_waits_may_still_go_elsewhere(self) -> None:
         worker = ScriptedDecode()
@@ -390,7 +253,7 @@ class TestRemote:
         assert worker.scheduler.fall_back(key("r"), alone=True)
         worker.run_until_idle()
         assert [emission.key.request for emission in worker.told] == ["other"] * 3 + ["r"] * 10
-        assert outputs(worker, "r") == [solo(prompt, 5, choice) for choice in range(2)]
+        assert worker.outputs("r") == [solo(prompt, 5, choice) for choice in range(2)]
 
 
 class TestLogprobs:
