@@ -12,7 +12,8 @@
 --
 -- BACKLOG counts the tokens that wait: of every flow, every rank and all.
 
-local SPAN = 2 ^ 48 -- more tokens than any tenant is ever served
+local SPAN = 2 ^ 48 -- no share is as much: beyond it a flow would stand in another rank
+local VAST = SPAN / 2 -- when the floor has come so far, shares are counted anew from it
 local PAID, FLOOR, ALL = '!', ':', 'all' -- no tenant is named so
 local TIES = 8 -- equally served tenants of which the older job is sought
 local WINDOW = 64 -- waiting jobs that one call looks at
@@ -59,11 +60,47 @@ local function set_weight(tenant, weight)
   end
 end
 
+-- The least that any of those who wait was served, `floor` if nobody waits.
+local function least_waiting(floor)
+  local least = floor
+  for _, rank in ipairs(ranks_waiting()) do
+    local first = redis.call('ZRANGEBYSCORE', FLOWS, score(rank, 1), '(' .. score(rank + 1, 0), 'WITHSCORES', 'LIMIT', 0, 1)
+    least = math.min(least, first[2] and first[2] - rank * SPAN or floor)
+  end
+  return least
+end
+
+-- Take from every share what all who wait have been served. Who has no more than that is forgotten: whoever begins to
+-- wait is lifted so far.
+local function count_anew(floor)
+  local base = least_waiting(floor) - 1
+  local flat = redis.call('HGETALL', SHARES)
+  for index = 1, #flat, 2 do
+    local tenant, rest = flat[index], tonumber(flat[index + 1]) - base
+    local is_weight = string.sub(tenant, 1, 1) == '*'
+    if not is_weight and rest > 0 then
+      redis.call('HSET', SHARES, tenant, whole(rest))
+    elseif not is_weight then
+      redis.call('HDEL', SHARES, tenant, '*' .. tenant)
+    end
+  end
+  for _, flow in ipairs(redis.call('ZRANGE', FLOWS, 0, -1)) do
+    local rank, tenant = string.match(flow, '^(%d+):(.*)$')
+    if tenant ~= PAID then
+      redis.call('ZADD', FLOWS, 'XX', score(tonumber(rank), (share_of(tenant))), flow)
+    end
+  end
+end
+
 local function set_share(tenant, share, floor)
+  share = math.min(share, SPAN - 1)
   redis.call('HSET', SHARES, tenant, whole(share), FLOOR, whole(floor))
   keep(SHARES)
   for _, rank in ipairs(ranks_waiting()) do
     redis.call('ZADD', FLOWS, 'XX', score(rank, share), flow_of(rank, tenant))
+  end
+  if floor > VAST then
+    count_anew(floor)
   end
 end
 

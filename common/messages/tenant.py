@@ -47,7 +47,7 @@ class ApiKey(
     limits: TenantLimits = NO_LIMITS
     max_priority: int = 0
     models: tuple[ModelName, ...] | None = None
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
     expires: int | None = None
 
 

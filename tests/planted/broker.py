@@ -4,6 +4,7 @@ from tests.planted.plant import Plant
 
 PLACEMENT = "tests/contract/test_broker_placement.py"
 ORDER = "tests/contract/test_broker_order.py"
+SHARES = "tests/contract/test_broker_shares.py"
 PREFIXES = "tests/contract/test_broker_prefixes.py"
 JOBS = "tests/contract/test_broker_jobs.py"
 TASKS = "tests/contract/test_broker_tasks.py"
@@ -213,6 +214,22 @@ PLANTS = (
             f"{ORDER}::TestFairness::test_a_tenant_with_many_jobs_waits_for_one_with_few",
             f"{ORDER}::TestFairness::test_shares_count_tokens",
         ),
+    ),
+    Plant(
+        name="shares-without-end",
+        rule="However much a tenant was served, it stays in its rank: a script that searches ranks comes to an end.",
+        file="common/broker/order.lua",
+        text="  share = math.min(share, SPAN - 1)\n",
+        replacement="",
+        tests=(f"{SHARES}::test_a_tenant_of_no_weight_is_served_like_others",),
+    ),
+    Plant(
+        name="order-forgotten",
+        rule="When shares are counted anew, those who wait keep what lies between them.",
+        file="common/broker/order.lua",
+        text="  local base = least_waiting(floor) - 1\n",
+        replacement="  local base = floor - 1\n",
+        tests=(f"{SHARES}::test_those_who_wait_keep_what_lies_between_them_when_shares_are_counted_anew",),
     ),
     Plant(
         name="turns-saved-up",
