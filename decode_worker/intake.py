@@ -144,7 +144,9 @@ class Intake:
             self.close(key)
             return
         if is_leader:
-            self._drop_reception(key)  # if its prompt is on its way, the next choice computes it here
+            self._drop_reception(key)
+            if live.is_elsewhere:  # the next choice computes the prompt here
+                live.prefilling_ns = time.time_ns()
         self._submit(Cancel(SequenceKey(request, placement, choice=choice)))
 
     def cancel_gateway(self, gateway: GatewayId) -> None:

@@ -68,6 +68,11 @@ class Live:
         return [choice for choice, answer in self.answers.items() if answer.is_open]
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether its prompt is computed by a prefill worker."""
+        return self.prompt is not None and self.prefilling_ns is None and self.decoding_ns is None
+
+    @property
     def num_generated(self) -> int:
         """Tokens of all choices, those of earlier placements included."""
         return sum(answer.num_generated for answer in self.answers.values())

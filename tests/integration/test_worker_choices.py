@@ -10,6 +10,7 @@ from common.messages.ids import EntryId, Epoch
 from common.messages.logprobs import TokenLogprobs
 from common.rpc.logprobs import logprobs_message, logprobs_of
 from common.scheduling.plan import StepPlan, StepResult
+from common.telemetry.traces import Attribute, Stage
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
 from proto import worker_pb2 as pb
@@ -17,6 +18,7 @@ from tests.support.feed_client import Answer, FeedClient, make_choices, make_job
 from tests.support.likelihoods import likelihood
 from tests.support.polling import until
 from tests.support.scripted_prefill import ScriptedPrefill, binding_of
+from tests.support.span_exporter import span_exporter
 from tests.support.tagged_pages import TaggedRunner, answer
 from tests.support.worker_fabric import SECRET, Fabric, Node, puller, running_fabric
 
@@ -191,8 +193,11 @@ async def test_choices_that_were_all_cancelled_before_their_job_came(
 
 
 @pytest.mark.parametrize("when", ["computed", "pulled"])
-async def test_the_choice_that_leads_is_cancelled_while_it_is_received(pair: Pair, when: str) -> None:
+async def test_the_choice_that_leads_is_cancelled_while_it_is_received(
+    pair: Pair, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decode, prefill, client = pair
+    exporter = span_exporter(monkeypatch)
     (prefill.valve.close if when == "computed" else puller(decode).gate.clear)()
     await client.place(make_choices("r", PROMPT, fresh(3)), decode.record)
     if when == "computed":
@@ -205,6 +210,10 @@ async def test_the_choice_that_leads_is_cancelled_while_it_is_received(pair: Pai
     wanted = expected(3)
     del wanted[0]
     assert await client.answers("r", 2) == wanted
+    await until(lambda: not len(decode.worker._ledger), "its stages are recorded")
+    spans = [(span.name, (span.attributes or {})[Attribute.WORKER]) for span in exporter.get_finished_spans()]
+    here = [name for name, worker in spans if worker == decode.record.worker]
+    assert [stage for stage in here if stage != Stage.TRANSFER] == [Stage.PREFILL, Stage.DECODE]
 
 
 async def test_a_follower_is_cancelled_while_the_leader_is_received(pair: Pair) -> None:
