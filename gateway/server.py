@@ -12,12 +12,13 @@ from aiohttp import web
 from common.errors import InvalidSetting
 from common.telemetry.endpoint import http_logger
 from gateway.api.keys import SERVICE
+from gateway.api.malformed import Runner
 
 logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 * 1024
-"""Of one header field, and of the request line; more is answered 400 without reading on."""
+"""Of one header field, and of the request line; more is answered 431 without reading on."""
 
 BACKLOG = 1024
 CLOSE_TIMEOUT_S = 1.5
@@ -51,7 +52,7 @@ async def set_up(app: web.Application) -> web.AppRunner:
 
     A handler is cancelled as soon as its client is gone, and bodies are never decompressed.
     """
-    runner = web.AppRunner(
+    runner = Runner(
         app,
         access_log=None,
         logger=http_logger("gateway.http"),

@@ -43,7 +43,8 @@ class Operation:
     """A method at a path. `request`, `answer` and `event` are types of JSON: of the body, of the answer, and of one
     event if the answer is streamed. `text` is what the answer is if it is no JSON. `more` are further answers.
 
-    `names_events`: every event has a name, the errors too. `is_open`: it needs no API key. `refused` are fields that are known but not served.
+    `names_events`: every event has a name, the errors too. `is_open`: it needs no API key. `refused` are fields that
+    are known but not served.
     """
 
     method: str

@@ -7,6 +7,7 @@ import re
 import resource
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,17 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 async def status_of(gateway: Gateway, request: bytes) -> int:
     """Return the status of the answer to raw bytes."""
+    return (await answer_to(gateway, request))[0]
+
+
+async def answer_to(gateway: Gateway, request: bytes) -> tuple[int, bytes, Any]:
+    """Return status, head and JSON of the answer to raw bytes."""
     async with gateway.connection() as (reader, writer):
         writer.write(request)
-        line = await reader.readline()
-    return int(line.split()[1])
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        body = await reader.readexactly(int(length[1])) if length else b"null"
+    return int(head.split()[1]), head, json.loads(body)
 
 
 # B140
@@ -65,25 +73,46 @@ async def test_b140_errors_are_named_too(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("header", "expected"),
     [
-        "X-Request-Id: " + "x" * MIB,
-        "traceparent: " + "0" * MIB,
-        "\r\n".join(f"X-{number}: 1" for number in range(10_000)),
-        "X-Request-Id: a\x00b",
-        "Transfer-Encoding: chunked",
-        "Content-Length: 5",
+        ("X-Request-Id: " + "x" * MIB, (431, "header_too_large")),
+        ("traceparent: " + "0" * MIB, (431, "header_too_large")),
+        ("\r\n".join(f"X-{number}: 1" for number in range(10_000)), (400, "malformed_http")),
+        ("X-Request-Id: a\x00b", (400, "malformed_http")),
+        ("X-Request-Id: a\r\n\r b", (400, "malformed_http")),
+        ("Transfer-Encoding: chunked", (400, "malformed_http")),
+        ("Content-Length: 5", (400, "malformed_http")),
+        ("no colon", (400, "malformed_http")),
     ],
-    ids=["long id", "long traceparent", "many headers", "NUL", "TE and CL", "two lengths"],
+    ids=["long id", "long traceparent", "many headers", "NUL", "CR", "TE and CL", "two lengths", "no colon"],
 )
-async def test_b140_headers_that_are_refused(gateway: Gateway, header: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert await status_of(gateway, raw_request(CHAT, chat_body(), header)) in {400, 431}
+async def test_b140_headers_that_are_refused(
+    gateway: Gateway, header: str, expected: tuple[int, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    status, head, answer = await answer_to(gateway, raw_request(CHAT, chat_body(), header))
+    assert (status, answer["error"]["code"]) == expected
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert re.search(rb"(?i)^x-request-id: [0-9a-f]{32}\r$", head, re.MULTILINE)
     assert gateway.engine.requests == []
     assert caplog.records == []
 
 
-async def test_b140_a_long_request_line(gateway: Gateway) -> None:
-    assert await status_of(gateway, b"GET /" + b"x" * MIB + b" HTTP/1.1\r\nHost: x\r\n\r\n") in {400, 414, 431}
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (b"GET /" + b"x" * MIB + b" HTTP/1.1\r\nHost: x\r\n\r\n", (431, "header_too_large")),
+        (b"\x16\x03\x01\x02\x00\x01" + b"\x00" * 100 + b"\r\n\r\n", (400, "malformed_http")),
+        (b"<script>alert(1)</script> / HTTP/1.1\r\n\r\n", (400, "malformed_http")),
+        (b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", (400, "malformed_http")),
+    ],
+    ids=["long line", "TLS", "no method", "no version"],
+)
+async def test_b140_what_is_no_http_is_answered_by_the_error_object_and_not_repeated(
+    gateway: Gateway, request_bytes: bytes, expected: tuple[int, str]
+) -> None:
+    status, head, answer = await answer_to(gateway, request_bytes)
+    assert (status, answer["error"]["code"]) == expected
+    assert b"script" not in head + json.dumps(answer).encode()
 
 
 async def test_b140_a_model_name_with_newlines_reaches_no_log_line(
@@ -150,7 +179,19 @@ async def test_a_client_that_never_sends_its_body_holds_nothing(gateway: Gateway
         assert (await gateway.chat())[0] == 200
 
 
-async def test_b133_no_media_url_is_ever_opened(gateway: Gateway) -> None:
+MEDIA = [
+    "http://127.0.0.1:{port}/",
+    "http://[::ffff:127.0.0.1]:{port}/",
+    "http://2130706433:{port}/",
+    "http://localhost:{port}/",
+    "http://169.254.169.254/",
+    "file:///etc/passwd",
+    "data:image/png;base64," + "A" * (MIB // 2),
+]
+
+
+@pytest.mark.parametrize("media", MEDIA, ids=lambda media: media[:20])
+async def test_b133_no_media_url_is_ever_opened(gateway: Gateway, media: str) -> None:
     opened = asyncio.Event()
 
     def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,8 +200,17 @@ async def test_b133_no_media_url_is_ever_opened(gateway: Gateway) -> None:
 
     canary = await asyncio.start_server(note, "127.0.0.1", 0)
     async with canary:
-        url = f"http://127.0.0.1:{canary.sockets[0].getsockname()[1]}/"
-        part = {"type": "image_url", "image_url": {"url": url}}
-        status, answer = await gateway.chat(messages=[{"role": "user", "content": [part]}])
-    assert (status, answer["error"]["code"]) == (400, "unsupported_content")
+        url = media.format(port=canary.sockets[0].getsockname()[1])
+        parts: list[tuple[str, str, dict[str, Any]]] = [
+            (CHAT, "messages", {"type": "image_url", "image_url": {"url": url}}),
+            (CHAT, "messages", {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}}),
+            ("/v1/responses", "input", {"type": "input_image", "image_url": url}),
+            ("/v1/responses", "input", {"type": "input_file", "file_url": url}),
+            ("/tokenize", "messages", {"type": "video_url", "video_url": {"url": url}}),
+        ]
+        for path, field, part in parts:
+            body = {"model": "tiny", field: [{"role": "user", "content": [part]}]}
+            status, answer = await gateway.post(path, body)
+            assert (status, answer["error"]["code"]) == (400, "unsupported_content")
+            assert len(json.dumps(answer)) < 1000
     assert not opened.is_set()
