@@ -39,21 +39,20 @@ class TenantPermits:
 
     @property
     def num_held(self) -> int:
-        """Permits held or asked for."""
+        """Permits that were granted and not given back."""
         return sum(map(len, self._held.values()))
 
     async def reserve(self, tenant: TenantId, limits: TenantLimits, request: RequestId, demand: Demand) -> Verdict:
         """Ask for a permit; what was granted must be released. Raises `BrokerUnavailable`."""
         if leaving := self._leaving.get(tenant):  # whoever got the end of its answer just now may come again at once
             await asyncio.wait(tuple(leaving))
-        self._held[tenant][request] = demand.num_choices
         try:
             verdict = await self._limits.reserve(tenant, limits, request, demand)
         except BaseException:
-            self.release(tenant, request, None)
+            self._give_back(tenant, request, None)
             raise
-        if verdict.refusal is not None:
-            self._forget(tenant, request)
+        if verdict.refusal is None:  # not before: what is renewed and was refused would be held by nobody
+            self._held[tenant][request] = demand.num_choices
         return verdict
 
     async def settle(self, tenant: TenantId, limits: TenantLimits, request: RequestId, num_tokens: int) -> Verdict:
@@ -65,9 +64,7 @@ class TenantPermits:
         if request not in self._held.get(tenant, ()):
             return
         self._forget(tenant, request)
-        first_attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._leaving[tenant].add(first_attempt)
-        self._spawn(self._release(tenant, request, num_tokens, first_attempt))
+        self._give_back(tenant, request, num_tokens)
 
     async def watch(self) -> None:
         """Renew what is held until cancelled."""
@@ -98,6 +95,11 @@ class TenantPermits:
         del permits[request]
         if not permits:
             del self._held[tenant]
+
+    def _give_back(self, tenant: TenantId, request: RequestId, num_tokens: int | None) -> None:
+        first_attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._leaving[tenant].add(first_attempt)
+        self._spawn(self._release(tenant, request, num_tokens, first_attempt))
 
     async def _release(
         self, tenant: TenantId, request: RequestId, num_tokens: int | None, first_attempt: "asyncio.Future[None]"

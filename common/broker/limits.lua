@@ -5,8 +5,9 @@
 -- arguments.
 --
 -- A window is a hash: number of a step -> what was charged in it. A permit is {choices, step, tokens, charged}: `tokens`
--- were charged in step `charged` (nil: they have no limit), the request itself in `step`. A lease is a member per choice: "<request>", "<request>#1", ... `over` holds
--- requests that were released lately: what arrives late for them is ignored.
+-- were charged in step `charged` (nil: they have no limit), the request itself in `step`. A lease is a member per
+-- choice: "<request>", "<request>#1", ... `over` holds requests that were released lately: what arrives late for them is
+-- ignored.
 
 local REQUESTS, TOKENS, PERMITS, LEASES, OVER = unpack(KEYS)
 local STEP, LEASE_TTL, IS_GRACE, REQUEST = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
@@ -32,7 +33,7 @@ local function load_window(key, limit)
   local flat = redis.call('HGETALL', key)
   for i = 1, #flat, 2 do
     local charge = {step = tonumber(flat[i]), amount = tonumber(flat[i + 1])}
-    if charge.step < step - NUM_STEPS or charge.amount <= 0 then
+    if math.abs(charge.step - step) > NUM_STEPS or charge.amount <= 0 then -- ahead: the clock was set back
       redis.call('HDEL', key, flat[i])
     else
       window.total = window.total + charge.amount

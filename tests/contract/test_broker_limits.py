@@ -14,7 +14,7 @@ ALICE, BOB = TenantId("alice"), TenantId("bob")
 A, B, C, D = (RequestId(name) for name in "abcd")
 ONE = Demand(1, 10)
 SHORT_MINUTE = BrokerPolicy(limit_window_s=0.6)
-BRIEF_LEASES = BrokerPolicy(permit_ttl_s=1.2)
+BRIEF_LEASES = BrokerPolicy(permit_ttl_s=2.7)
 
 
 def is_granted(verdict: Verdict) -> bool:
@@ -69,12 +69,12 @@ class TestConcurrency:
         limits = harness.limits(BRIEF_LEASES)
         for request in (A, B):
             await reserve(limits, self.BOUNDS, request)
-        await harness.elapse(0.41)
+        await harness.elapse(0.91)
         assert await reserve(limits, self.BOUNDS, C) == Limit.CONCURRENCY
         await limits.renew(ALICE, {B: 1})
-        await harness.elapse(0.41)
+        await harness.elapse(0.91)
         await limits.renew(ALICE, {B: 1})
-        await harness.elapse(0.41)
+        await harness.elapse(0.91)
         assert await reserve(limits, self.BOUNDS, C) == ""
         assert await reserve(limits, self.BOUNDS, D) == Limit.CONCURRENCY
 

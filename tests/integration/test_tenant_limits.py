@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.broker.connection import RedisConnection
+from common.broker.keys import tenant_keys
 from common.broker.limits import Demand
 from common.broker.policy import BrokerPolicy
 from common.broker.redis_limits import RedisLimits
@@ -34,6 +35,7 @@ TOKENIZER = byte_level_tokenizer()
 CHAT = "/v1/chat/completions"
 HI: list[Step] = [*byte_ids(TOKENIZER, "hi"), Stop()]
 ONE_AT_ONCE = TenantLimits(max_concurrent=1)
+TENANT = TenantId("key-a")
 
 
 class World:
@@ -240,6 +242,7 @@ async def test_refusals_are_fast_and_come_before_the_prompt_is_tokenised(world: 
 HOLD = """
 import asyncio, sys
 from common.broker.connection import RedisConnection
+from common.broker.keys import tenant_keys
 from common.broker.limits import Demand
 from common.broker.policy import BrokerPolicy
 from common.broker.redis_limits import RedisLimits
@@ -286,6 +289,20 @@ async def test_b104_a_killed_gateway_gives_its_places_back_with_its_leases(
     assert not await is_free()
     await until(is_free, "its lease ends", 20.0, look_s=0.05)
     assert time.monotonic() - died_s < 10.0
+
+
+async def test_a_clock_that_was_set_back_locks_nobody_out(connection: RedisConnection) -> None:
+    limits, bounds = RedisLimits(connection), TenantLimits(requests_per_minute=1, tokens_per_minute=100)
+    [seconds, _] = await connection.call("TIME")
+    requests, tokens, *_ = tenant_keys(TENANT)
+    for key in (requests, tokens):  # charged before the clock lost an hour
+        await connection.call("HSET", key, int(seconds) + 3600, 1000)
+    verdict = await limits.reserve(TENANT, bounds, RequestId("a"), Demand(1, 10))
+    assert verdict.refusal is None
+    assert verdict.quota.requests is not None
+    assert verdict.quota.requests.remaining == 0
+    assert verdict.quota.requests.reset_s <= 61
+    assert (await limits.reserve(TENANT, bounds, RequestId("b"), Demand(1, 10))).refusal is not None
 
 
 async def test_leases_that_end_because_redis_was_frozen_go_on(

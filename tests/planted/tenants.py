@@ -62,12 +62,20 @@ PLANTS = (
         name="lost-reply-leaks",
         rule="A place whose reply was lost, or whose client left meanwhile, is given back.",
         file="gateway/tenant_permits.py",
-        text="            self.release(tenant, request, None)\n            raise\n",
+        text="            self._give_back(tenant, request, None)\n            raise\n",
         replacement="            raise\n",
         tests=(
             f"{ADMISSION}::test_b104_a_place_whose_reply_was_lost_is_given_back",
             f"{ADMISSION}::test_b104_a_client_that_leaves_while_redis_answers_holds_nothing",
         ),
+    ),
+    Plant(
+        name="refused-and-renewed",
+        rule="Only what was granted is renewed: a renewal makes a permit of whatever it names.",
+        file="gateway/tenant_permits.py",
+        text="        if verdict.refusal is None:",
+        replacement="        if True:",
+        tests=(f"{ADMISSION}::test_b104_a_renewal_between_a_refusal_and_its_reply_holds_nothing",),
     ),
     Plant(
         name="unserved-pays",

@@ -173,6 +173,17 @@ async def test_b104_leases_are_renewed_as_long_as_they_are_held(gateway: Gateway
     await asyncio.gather(holding, return_exceptions=True)
 
 
+async def test_b104_a_renewal_between_a_refusal_and_its_reply_holds_nothing(gateway: Gateway) -> None:
+    async with gateway.admission.reserve(gateway.claim()):
+        gateway.limits.gate.clear()
+        refused = asyncio.create_task(gateway.is_admitted(gateway.claim()))
+        await until(lambda: gateway.limits.num_reservations == 2)
+        await gateway.tenants.renew()
+        gateway.limits.gate.set()
+        assert not await refused
+    await gateway.assert_free()
+
+
 async def test_who_holds_nothing_looks_whether_redis_is_there(gateway: Gateway) -> None:
     await gateway.tenants.renew()
     assert gateway.limits.num_looks == 1
