@@ -82,7 +82,7 @@ async def accept(
         num_choices=request.form.num_generated,
         tenant=metering.caller.tenant,
         weight=metering.caller.weight,
-        priority=request.sampling.priority or 0,
+        priority=metering.caller.priority(request.sampling.priority),
     )
     asked = [
         replace(first, request=part_of(request_id, index), prompt_ids=ids, sampling=sampling)

@@ -21,11 +21,17 @@ class Caller:
         """Return whether the key is good for a model."""
         return self.models is None or model in self.models
 
-    def require(self, model: ModelName, priority: int = 0) -> None:
-        """Raise `PermissionDenied` unless the key is good for a request to that model with that priority."""
+    def priority(self, wanted: int | None) -> int:
+        """Return the priority of a request; who wants none asks for no more than the key allows."""
+        if wanted is not None:
+            return wanted
+        return 0 if self.max_priority is None else min(0, self.max_priority)
+
+    def require(self, model: ModelName, priority: int | None = None) -> None:
+        """Raise `PermissionDenied` unless the key is good for a request to that model, which may name a priority."""
         if not self.may_see(model):
             raise PermissionDenied("This API key may not use the model.", param="model", code="model_not_allowed")
-        if self.max_priority is not None and priority > self.max_priority:
+        if priority is not None and self.max_priority is not None and priority > self.max_priority:
             raise PermissionDenied(
                 f"This API key may not ask for a priority above {self.max_priority}.",
                 param="priority",

@@ -89,9 +89,9 @@ async def serving(service: Service, visit: Visit, request: ValidRequest) -> Asyn
 
     Raises what is wrong with it or refuses it, and `DeadlineExceeded` or `Draining` also in the middle of the block.
     """
-    visit.caller.require(request.model, request.sampling.priority or 0)
+    visit.caller.require(request.model, request.sampling.priority)
     deadline = Deadline(visit.limit_s, visit.arrived_s)
-    flow = Flow(request.model, visit.caller.tenant, request.sampling.priority or 0)
+    flow = Flow(request.model, visit.caller.tenant, visit.caller.priority(request.sampling.priority))
     with RequestRecord(service.metrics, visit.arrived_s) as record, _braked(service.brake, flow, visit.limit_s):
         async with deadline.enforced(), AsyncExitStack() as held:
             with visit.span.stage(Stage.ADMIT), record.timed(Stage.ADMIT):

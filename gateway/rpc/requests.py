@@ -48,8 +48,9 @@ def _completion(fields: Fields) -> ValidRequest:
 def _fields(message: pb.GenerateRequest) -> Iterator[tuple[str, object]]:
     yield "model", message.model
     yield "stream", True
-    yield "priority", message.priority
     yield "stream_options", {"include_timing": message.includes_timing}
+    if message.priority:
+        yield "priority", message.priority
     if message.num_choices:
         yield "n", message.num_choices
     if message.cache_salt:

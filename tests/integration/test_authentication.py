@@ -219,6 +219,16 @@ async def test_b061_a_key_has_a_highest_priority(gateway: Gateway, cabinet: KeyC
     assert [(request.tenant, request.priority) for request in gateway.engine.requests] == [("key-b", 3)]
 
 
+async def test_a_key_of_low_priority_is_served_without_naming_one(gateway: Gateway, cabinet: KeyCabinet) -> None:
+    headers = bearer(await cabinet.issue("key-b", max_priority=-2))
+    await gateway.runner.app[SERVICE].entrance.door.refresh()
+    assert (await gateway.post(CHAT, chat_body(), headers=headers))[0] == 200
+    assert (await gateway.post(CHAT, chat_body(priority=-3), headers=headers))[0] == 200
+    assert (await gateway.post(CHAT, chat_body(priority=0), headers=headers))[0] == 403
+    assert (await gateway.post("/tokenize", {"model": "tiny", "prompt": "hi"}, headers=headers))[0] == 200
+    assert [request.priority for request in gateway.engine.requests] == [-2, -3]
+
+
 async def test_log_lines_name_the_keys_id(gateway: Gateway, key: str, caplog: pytest.LogCaptureFixture) -> None:
     formatter = JsonFormatter("gateway")
     lines: list[dict[str, object]] = []
