@@ -73,7 +73,7 @@ async def test_the_servers_own_deadline_is_the_longest(timeout_s: float | None) 
     engine = ScriptedEngine([tiny_card(TOKENIZER)])
     engine.play([Silence()])
     async with running_rpc_gateway(engine, deadline_s=0.3) as gateway:
-        code, _ = await gateway.refused(REQUEST, timeout=timeout_s)
+        code, _ = await asyncio.wait_for(gateway.refused(REQUEST, timeout=timeout_s), GRACE_S)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await baseline(gateway)
 
