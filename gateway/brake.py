@@ -8,7 +8,7 @@ whoever is served.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from common.errors import Overloaded
@@ -16,6 +16,9 @@ from common.messages.ids import ModelName, TenantId
 
 LONGEST_S = 0.5
 """After so long one request asks again: others may have left meanwhile, or workers come."""
+
+ASKING_S = 0.1
+"""So long the others wait for what it is told."""
 
 SHORTEST_RETRY_AFTER_S = 1.0
 MAX_FLOWS = 4096
@@ -34,7 +37,9 @@ class _Refusal:
     error: Overloaded
     limit_s: float
     began_s: float
-    ends_s: float
+    asks_s: float
+    """From then on one request asks again."""
+    forgotten_s: float
 
 
 class Brake:
@@ -50,9 +55,12 @@ class Brake:
         if refusal is None:
             return
         now_s = self._clock()
-        if now_s >= refusal.ends_s:
+        if now_s >= refusal.forgotten_s:
             del self._refusals[flow]
         elif _endless(limit_s) <= refusal.limit_s:
+            if now_s >= refusal.asks_s:  # this one asks; those behind it wait for what it is told
+                self._refusals[flow] = replace(refusal, asks_s=refusal.forgotten_s)
+                return
             retry_after_s = refusal.error.retry_after_s - (now_s - refusal.began_s)
             raise Overloaded(refusal.error.message, retry_after_s=max(retry_after_s, SHORTEST_RETRY_AFTER_S))
 
@@ -63,8 +71,8 @@ class Brake:
         if len(self._refusals) >= MAX_FLOWS:
             self._refusals.clear()
         now_s = self._clock()
-        ends_s = now_s + min(error.lasts_s, LONGEST_S)
-        self._refusals[flow] = _Refusal(error, _endless(limit_s), now_s, ends_s)
+        asks_s = now_s + min(error.lasts_s, LONGEST_S)
+        self._refusals[flow] = _Refusal(error, _endless(limit_s), now_s, asks_s, asks_s + ASKING_S)
 
 
 def _endless(limit_s: float | None) -> float:

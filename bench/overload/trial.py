@@ -75,6 +75,7 @@ async def _measure_unloaded(
         await fire_one_by_one(client, tenant, 2, chance)  # the first ones warm up
         shots = await fire_one_by_one(client, tenant, plan.num_unloaded, chance)
         times = [shot.first_s - shot.sent_s for shot in shots if shot.first_s is not None]
+        assert times, f"an idle cluster serves nobody: {shots[-1]}"
         findings.unloaded_ttft_s[tenant.name] = statistics.median(times)
 
 

@@ -12,6 +12,9 @@ from common.messages.ids import RequestId
 MEMORY_S = 30.0
 """The past counts 1/e in the rate after this."""
 
+ENOUGH_JOBS, QUICKEST = 50, 3.0
+"""With more jobs than that to count it fades faster, up to so many times."""
+
 Flow = tuple[int, str]
 """Rank and tenant: their jobs go in order of arrival."""
 
@@ -39,7 +42,7 @@ class Rate:
     def tick(self, now_s: float) -> None:
         """Let the past fade."""
         passed_s = max(0.0, now_s - self.ticked_s) if self.ticked_s is not None else 0.0
-        fade = math.exp(-passed_s / MEMORY_S)
+        fade = math.exp(-passed_s / MEMORY_S * max(1.0, min(QUICKEST, self.num_jobs / ENOUGH_JOBS)))
         self.busy_s = self.busy_s * fade + (passed_s if self.is_busy else 0.0)
         self.num_tokens *= fade
         self.num_jobs *= fade

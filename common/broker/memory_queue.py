@@ -235,11 +235,11 @@ class MemoryQueue:
         num_seats = sum(room.max_sequences for room in rooms)
         if rate is None and policy.max_foreseen_s is not None and 0 < num_seats <= len(order):
             raise crowded(policy, None)
-        bounds_s = [seconds for seconds in (time_left_s, policy.max_foreseen_s) if seconds is not None]
-        if rate and bounds_s:
-            missing_s = order.tokens_ahead(demand.rank, demand.tenant) / rate - min(bounds_s)
+        limit_s = policy.longest_foreseen_s(time_left_s)
+        if rate:
+            missing_s = order.tokens_ahead(demand.rank, demand.tenant) / rate - limit_s
             if missing_s > 0:
-                raise late(policy, missing_s)
+                raise late(policy, missing_s, limit_s)
 
     def _tokens_per_s(self) -> float | None:
         rate = self._order.rate

@@ -18,6 +18,7 @@ local PAID, FLOOR, ALL = '!', ':', 'all' -- no tenant is named so
 local TIES = 8 -- equally served tenants of which the older job is sought
 local WINDOW = 64 -- waiting jobs that one call looks at
 local MEMORY = 30000 -- ms after which the past counts 1/e in the rate
+local ENOUGH, QUICKEST = 50, 3 -- with more jobs than that to count it fades faster, up to so many times
 
 -- Shares ---------------------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ end
 local function load_rate()
   local row = redis.call('HMGET', PULSE, 'ticked', 'waits', 'busy', 'tokens', 'jobs')
   local passed = math.max(0, now - tonumber(row[1] or now))
-  local fade = math.exp(-passed / MEMORY)
+  local fade = math.exp(-passed / MEMORY * math.max(1, math.min(QUICKEST, tonumber(row[5] or 0) / ENOUGH)))
   return {
     busy = tonumber(row[3] or 0) * fade + (row[2] == '1' and passed or 0),
     tokens = tonumber(row[4] or 0) * fade,

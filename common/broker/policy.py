@@ -1,5 +1,6 @@
 """How long the broker's records live and how much it holds."""
 
+import math
 from dataclasses import dataclass
 
 FORESEEN_PART = 0.75
@@ -53,6 +54,10 @@ class BrokerPolicy:
     def max_foreseen_s(self) -> float | None:
         """Whose wait is foreseen to be longer is refused at once."""
         return None if self.max_queue_s is None else FORESEEN_PART * self.max_queue_s
+
+    def longest_foreseen_s(self, time_left_s: float | None) -> float:
+        """Return how long a job with so much time left may have to wait, infinite if nothing bounds it."""
+        return min(bound for bound in (time_left_s, self.max_foreseen_s, math.inf) if bound is not None)
 
     @property
     def stream_ttl_s(self) -> float:

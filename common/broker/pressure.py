@@ -6,6 +6,10 @@ from common.errors import Overloaded
 FULL = "The waiting queue is full."
 SHORTEST_RETRY_AFTER_S = 1.0
 
+PAUSE = 0.1
+"""Of the time that a job may wait: so long nobody asks again behind the moment at which the next one would just do.
+Else, while much more comes than is served, every third one asks in vain; whoever waits is work enough for so long."""
+
 CROWDED_S = 0.1
 """So long too many wait, once they do."""
 
@@ -27,10 +31,10 @@ def heavy(policy: BrokerPolicy, wait_s: float | None) -> Overloaded:
     return Overloaded(FULL, retry_after_s=_retry_after_s(policy, wait_s))
 
 
-def late(policy: BrokerPolicy, missing_s: float) -> Overloaded:
-    """Return the refusal of a job whose turn would come so long after it may wait."""
+def late(policy: BrokerPolicy, missing_s: float, limit_s: float) -> Overloaded:
+    """Return the refusal of a job whose turn would come `missing_s` after the `limit_s` that it may wait."""
     text = "So much work is waiting that the request could not be begun in its time."
-    return Overloaded(text, retry_after_s=_bounded(policy, missing_s), lasts_s=missing_s)
+    return Overloaded(text, retry_after_s=_bounded(policy, missing_s), lasts_s=missing_s + PAUSE * limit_s)
 
 
 def _retry_after_s(policy: BrokerPolicy, wait_s: float | None) -> float:

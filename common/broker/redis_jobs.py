@@ -67,7 +67,7 @@ class RedisJobQueue:
                 case [b"heavy", wait_ms]:
                     raise heavy(self._policy, int(wait_ms) / 1000 if wait_ms else None)
                 case [b"late", wait_ms]:
-                    raise late(self._policy, int(wait_ms) / 1000)
+                    raise late(self._policy, int(wait_ms) / 1000, self._policy.longest_foreseen_s(job.time_left_s))
                 case _:
                     raise StalePlacement(job.request, job.placement)
 

@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import Overloaded
 from common.messages.ids import ModelName, TenantId
-from gateway.brake import LONGEST_S, MAX_FLOWS, Brake, Flow
+from gateway.brake import ASKING_S, LONGEST_S, MAX_FLOWS, Brake, Flow
 
 FLOW = Flow(ModelName("m"), TenantId("a"), 0)
 
@@ -64,14 +64,31 @@ def test_one_without_end_stands_for_all(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("lasts_s", "ends_s"), [(0.1, 0.1), (60.0, LONGEST_S)])
-def test_it_ends(clock: Clock, lasts_s: float, ends_s: float) -> None:
+def test_then_one_asks_and_the_others_a_moment_later(clock: Clock, lasts_s: float, ends_s: float) -> None:
     brake = Brake(clock)
     brake.note(FLOW, 10.0, refusal(lasts_s))
-    clock.now_s += 0.9 * ends_s
+    clock.now_s += ends_s - 0.01
     with pytest.raises(Overloaded):
         brake.check(FLOW, 10.0)
-    clock.now_s += 0.2 * ends_s
+    clock.now_s += 0.02
     brake.check(FLOW, 10.0)
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            brake.check(FLOW, 10.0)
+    clock.now_s += ASKING_S
+    brake.check(FLOW, 10.0)
+    brake.check(FLOW, 10.0)
+
+
+def test_what_the_one_is_told_holds_for_the_others(clock: Clock) -> None:
+    brake = Brake(clock)
+    brake.note(FLOW, 10.0, refusal(0.1))
+    clock.now_s += 0.15
+    brake.check(FLOW, 10.0)
+    brake.note(FLOW, 10.0, refusal(0.3))
+    clock.now_s += 0.2
+    with pytest.raises(Overloaded):
+        brake.check(FLOW, 10.0)
 
 
 def test_a_refusal_of_one_alone_is_not_repeated(clock: Clock) -> None:
