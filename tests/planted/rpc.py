@@ -32,7 +32,7 @@ PLANTS = (
         file="gateway/rpc/generation.py",
         text="    return own_s if default_s is None else min(own_s, default_s)\n",
         replacement="    return own_s\n",
-        tests=(f"{LIFETIMES}::test_the_servers_own_deadline_is_the_longest[3600.0]",),
+        tests=(f"{LIFETIMES}::test_a_longer_deadline_than_the_servers_own_counts_for_nothing",),
     ),
     Plant(
         name="calls-taken-while-leaving",
