@@ -1,8 +1,10 @@
 """Turns what the engine did into events on the feeds of the gateways. The only author of terminal events."""
 
 import time
+from collections.abc import Sequence
 
 from common.messages.ids import GatewayId
+from common.messages.logprobs import TokenLogprobs
 from common.rpc.logprobs import logprobs_message
 from common.runtime.feeds import FeedHub
 from common.scheduling.emission import Emission, FailureCode
@@ -99,9 +101,14 @@ def _tokens(live: Live, answer: Answer, emission: Emission) -> pb.Tokens:
         chain=emission.chain,
         num_cached_tokens=emission.num_cached if is_first else None,
         choice=emission.key.choice,
-        logprobs=map(logprobs_message, emission.logprobs),
-        prompt_logprobs=map(logprobs_message, emission.prompt_logprobs),
+        logprobs=_messages(emission.logprobs),
+        prompt_logprobs=_messages(emission.prompt_logprobs),
     )
+
+
+def _messages(logprobs: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs] | None:
+    """Return what a frame has for these; None for nothing: two empty iterables take 0.5 us of each token's 3."""
+    return [logprobs_message(each) for each in logprobs] if logprobs else None
 
 
 def _finished(live: Live, answer: Answer, emission: Emission) -> pb.Finished:
