@@ -22,7 +22,7 @@ PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
 	$$(find proto -name '*.proto')
 
-.PHONY: help setup setup-dev up down status chat bench bench-gateway test soak planted-bugs check format-check lint-check type-check \
+.PHONY: help setup setup-dev up down status chat bench bench-gateway bench-overload test soak planted-bugs check format-check lint-check type-check \
 	import-check proto-check lock-check fmt proto lock model-check model-check-full clean distclean
 
 help: ## list these targets
@@ -79,6 +79,9 @@ chat: setup ## chat with the running model in the terminal
 
 bench: setup ## load the running gateway and print tokens/s and latencies
 	@$(BIN)/tandem bench serve $(if $(URL),--url $(URL)) --concurrency 8 --requests 64 --input-tokens 128 --output-tokens 64
+
+bench-overload: setup-dev ## five times of what a cluster can do for a minute: first tokens, refusals, fair shares, memory (2 minutes)
+	@$(BIN)/python -m bench.overload
 
 bench-gateway: setup ## the gateway's own speed beside vllm-router and LiteLLM (two free cores; 10 minutes)
 	@$(BIN)/python -m bench.gateway

@@ -32,6 +32,7 @@ class Plan:
     times: float = 5.0
     overload_s: float = 60.0
     capacity_s: float = 15.0
+    warm_s: float = 8.0
     num_unloaded: int = 15
     idle_within_s: float = 30.0
 
@@ -58,6 +59,8 @@ async def run_trial(site: Site, tenants: Sequence[Tenant], plan: Plan, chance: r
         findings.tokens_per_s = await _capacity(client, tenants, plan, chance)
         await observation.until_idle(plan.idle_within_s)
         findings.tenants = tuple(_overloading(tenant, findings.tokens_per_s, len(tenants), plan) for tenant in tenants)
+        await fire_open(client, findings.tenants, plan.warm_s, chance)  # what grows once has grown: pools, connections
+        await observation.until_idle(plan.idle_within_s)
         watching = asyncio.create_task(_watch(site.gateways_rss(), findings.rss_bytes))
         findings.began_s = time.perf_counter()
         findings.shots = await fire_open(client, findings.tenants, plan.overload_s, chance)
