@@ -72,6 +72,12 @@ class Admission:
                     assert_never(ticket.intake)
         return Admitted(tuple(reserved), tuple(begun))
 
+    @property
+    def num_promised(self) -> int:
+        """Pages that are left for those that follow a leader with a seat."""
+        following = self._queues.following
+        return sum(self._blocks.num_own(one.sequence) for one in following if one.choices.leader.has_seat)
+
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Return what is to be copied for those that were admitted since the last call. They left room for the next
         step of all others, so that none of them was preempted meanwhile."""

@@ -196,7 +196,7 @@ class DecodeCore:
         """Return how full the engine is."""
         return EngineLoad(
             blocks_total=self._pool.num_total,
-            blocks_free=self._pool.num_free,
+            blocks_free=max(0, self._pool.num_free - self._scheduler.num_promised),
             blocks_cached=self._pool.num_cached,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,

@@ -94,6 +94,11 @@ class DecodeScheduler:
         return len(self._queues.reserved)
 
     @property
+    def num_promised(self) -> int:
+        """Free pages that are left for choices whose prompt is being computed."""
+        return self._admission.num_promised
+
+    @property
     def is_exclusive(self) -> bool:
         """Whether a sequence that runs alone is here, waiting or running."""
         return any(ticket.sequence.runs_alone for ticket in self._queues.tickets())

@@ -59,9 +59,10 @@ class WorkerRecord(msgspec.Struct, frozen=True, tag="worker", tag_field="kind"):
 class WorkerLoad(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
     """How a worker is doing; sent with every heartbeat.
 
-    `blocks_free` counts blocks that can be taken now, unreferenced cached ones included; `blocks_cached` counts those
-    unreferenced cached ones alone. `num_reserved` counts sequences that hold pages but do not run (being received).
-    `absorbed` is the newest job read from the stream; `num_steps` grows with every engine step.
+    `blocks_free` counts blocks that can be taken now, unreferenced cached ones included, but not what is kept for the
+    other choices of requests that have begun; `blocks_cached` counts unreferenced cached ones alone. `num_reserved`
+    counts sequences that hold pages but do not run (being received). `absorbed` is the newest job read from the stream;
+    `num_steps` grows with every engine step.
 
     `num_bindings` counts hand-overs under way, `num_quarantined` blocks that no sequence owns and a running copy does.
     `is_exclusive`: a suspect request runs alone or waits to, so that others are placed elsewhere. The last six count

@@ -66,6 +66,14 @@ PLANTS = (
         ),
     ),
     Plant(
+        name="promise-untold",
+        rule="What is kept for those that follow is not told to be free: others are placed elsewhere.",
+        file="decode_worker/core.py",
+        text="max(0, self._pool.num_free - self._scheduler.num_promised)",
+        replacement="self._pool.num_free",
+        tests=("tests/unit/test_decode_core.py::test_what_is_promised_to_choices_is_not_free_for_others",),
+    ),
+    Plant(
         name="promise-before-age",
         rule="Nobody waits for what is promised to younger ones, which stand behind it.",
         file="decode_worker/admission.py",

@@ -257,6 +257,21 @@ def test_the_newest_absorbed_job_is_told() -> None:
     assert core.core.load(3).num_steps == 3
 
 
+def test_what_is_promised_to_choices_is_not_free_for_others() -> None:
+    core = Core()
+    leader, *followers = (sequence("r", range(20), choice=choice, max_tokens=9) for choice in range(3))
+    core.core.obey(Admit(leader, True, tuple(followers)))
+    core.step()
+    assert core.core.load(0).blocks_free == NUM_BLOCKS - 5 - 2 * 2  # each goes on in a copy of the last one
+    core.core.obey(Activate(leader.key, FirstToken(7)))
+    core.core.obey(LetGo(leader.key))
+    core.step()
+    assert core.core.load(0).blocks_free == core.pool.num_free
+    while core.scheduler.num_running:
+        core.step()
+    assert core.is_idle
+
+
 def test_a_reservation_that_waits_for_pages_is_told_when_it_has_them() -> None:
     core = Core()
     core.reserve("a", 30)
