@@ -12,6 +12,10 @@ from gateway.markers import MAX_SPACE, before_marker, skip_space
 from gateway.tools.call_reader import CallReader
 from gateway.tools.framing import Framing
 
+MAX_DOUBT = 1024
+"""Characters within which the function of a call must be known: models write it first. Without a bound an answer
+of beginnings of calls would be read again from each of them: 28 KB took 13 s."""
+
 
 class _In(enum.Enum):
     """Where in the answer the next character stands."""
@@ -133,19 +137,16 @@ class CallParser:
         self._text = self._text[num_read:]
 
     def _call(self) -> bool:
-        num_read = self._reader.push(self._text)
         if self._is_call_told:
-            self._text = self._text[num_read:]
+            self._text = self._text[self._reader.push(self._text) :]
         else:
-            self._read(num_read)
-        if self._reader.is_broken:
-            self._give_up()
-            return True
+            self._read(self._reader.push(self._text[: MAX_DOUBT - len(self._attempt)]))
         self._tell_call()
-        if self._reader.is_complete:
+        if self._reader.is_broken or len(self._attempt) >= MAX_DOUBT:
+            self._give_up()
+        elif self._reader.is_complete:
             self._in = _In.OVER if self.num_calls == self._max_calls else _In.BEHIND_CALL
-            return True
-        return False
+        return bool(self._text)
 
     def _tell_call(self) -> None:
         name = self._reader.name

@@ -34,6 +34,14 @@ PLANTS = (
         tests=(PARSING, ANY_CUT),
     ),
     Plant(
+        name="doubt-without-end",
+        rule="The beginning of a call is read again at most so far as its function may be unknown.",
+        file="gateway/tools/call_parser.py",
+        text=" or len(self._attempt) >= MAX_DOUBT:\n",
+        replacement=":\n",
+        tests=(f"{PARSING}::test_a_call_whose_function_comes_too_late_is_content",),
+    ),
+    Plant(
         name="markers-hidden",
         rule="Special tokens that mark calls and thoughts are seen by the parser.",
         file="gateway/answer.py",

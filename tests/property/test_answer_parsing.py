@@ -20,7 +20,7 @@ FRAGMENTS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", '{"name": "f"',
     '{"name": "g"', ', "arguments": ', ', "parameters": ', '{"a": 1}', '{"b": "}"', "[", "]", "{", "}", ",", ";", '"',
     "\\", ":", " ", "\n", "x", "é日", "<", "null", " " * 40,
-    '{"name": "f", "arguments": {"a": [1, {"b": "]"}]}}', '{"name": "f", "parameters": {}}',
+    '{"name": "f", "arguments": {"a": [1, {"b": "]"}]}}', '{"name": "f", "parameters": {}}', "y" * 500,
 )  # fmt: skip
 
 TYPICAL = (
@@ -30,7 +30,7 @@ TYPICAL = (
 
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 framings = st.sampled_from([HERMES, LLAMA, MISTRAL, OBJECT])
-cuts = st.lists(st.integers(0, 400), max_size=30)
+cuts = st.lists(st.integers(0, 2000), max_size=30)
 
 
 def pieces_of(text: str, places: Sequence[int]) -> list[str]:

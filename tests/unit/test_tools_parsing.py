@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.answer_parser import Content, Piece, ToolCallDelta
-from gateway.tools.call_parser import CallParser
+from gateway.tools.call_parser import MAX_DOUBT, CallParser
+from gateway.tools.call_reader import CallReader
 from gateway.tools.framing import HERMES, LLAMA, MISTRAL, OBJECT, Framing, framing_of
 
 NAMES = frozenset({"f", "get_weather"})
@@ -176,6 +177,36 @@ def test_white_space_is_not_held_back_for_ever(framing: Framing) -> None:
     assert told(reader.push("\n" * 1000))[0] >= "\n" * 900
     assert told(reader.push(framing.opener + "\n" * 1000))[0].strip() == framing.opener
     assert read(framing, "\n" * 100 + '{"name": "f", "parameters": {}}')[1] == []
+
+
+@pytest.mark.parametrize("num_doubtful", [MAX_DOUBT, MAX_DOUBT + 1])
+def test_a_call_whose_function_comes_too_late_is_content(num_doubtful: int) -> None:
+    before, behind = '<tool_call>{"arguments": {"a": "', '"}, "name": "f"'
+    text = before + "x" * (num_doubtful - len(before + behind)) + behind
+    calls = [text[len('<tool_call>{"arguments": ') : -len(', "name": "f"')]]
+    is_call = num_doubtful <= MAX_DOUBT
+    for parts in ([text + "}"], [text, "}"], list(text + "}")):
+        content, found = read(HERMES, *parts)
+        assert (content, [arguments for _, arguments in found]) == (("", calls) if is_call else (text + "}", []))
+
+
+@pytest.mark.parametrize(
+    ("framing", "beginning"), [(HERMES, '<tool_call>{"arguments": {'), (LLAMA, '{"parameters": {')]
+)
+def test_beginnings_of_calls_inside_of_one_another_are_not_read_again_and_again(
+    framing: Framing, beginning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read, push = 0, CallReader.push
+
+    def counted(reader: CallReader, text: str) -> int:
+        nonlocal num_read
+        num_read += len(text)
+        return push(reader, text)
+
+    monkeypatch.setattr(CallReader, "push", counted)
+    text = beginning * 500 + "}" * 1000
+    assert read(framing, text) == (text, [])
+    assert num_read <= 500 * MAX_DOUBT
 
 
 def test_a_cut_call_is_told_as_far_as_it_came() -> None:
