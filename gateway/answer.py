@@ -4,11 +4,13 @@ The same for every way out: HTTP streams, whole answers, gRPC. What is ready goe
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Protocol
 
 from common.errors import DeadlineExceeded, GenerationFailed
+from common.messages.ids import ChoiceIndex, RequestId
 from gateway.accepting import Accepted, AcceptedPrompt
 from gateway.answer_choice import AnswerChoice
 from gateway.answer_parser import Piece, PlainAnswer
@@ -20,6 +22,10 @@ from gateway.text_stream import AnswerText, AnswerToken, StopRules
 
 ECHOED_AT_ONCE = 256
 """So many tokens of a prompt are written, about 1 ms, before others get their turn."""
+
+
+EndChoice = Callable[[RequestId, ChoiceIndex], None]
+"""See `Engine.end_choice`."""
 
 
 class AnswerSink(Protocol):
@@ -108,16 +114,21 @@ class Answer:
     async def _read_one(self, answers: PromptAnswers, max_silence_s: float) -> None:
         sink = self._sink
         with closing(Patience(max_silence_s)) as patience:
-            async with aclosing(self._engine.generate(answers.prompt.generate)) as events:
+            tap = _AnswerTap(self, answers, sink, patience, self._engine.end_choice)
+            async with aclosing(self._engine.generate(replace(answers.prompt.generate, tap=tap))) as events:
                 event = await _next(events, patience)
-                await self._echo(answers, event)
-                while True:
-                    self._take(answers, event)
+                if event is not None:
+                    await self._echo(answers, event)
+                    tap.has_begun = True
+                while event is not None:
+                    self.take(answers, event)
                     if not answers.num_open:
                         return
                     if sink.is_full:
                         await sink.room()
                     event = await _next(events, patience)
+        if answers.num_open:
+            raise GenerationFailed("The answer ended without a reason.")
 
     async def _echo(self, answers: PromptAnswers, event: GenerateEvent) -> None:
         echo, form = answers.prompt.echo, self._accepted.request.form
@@ -133,7 +144,8 @@ class Answer:
                 await asyncio.sleep(0)
                 choice.echo("", tokens[start : start + ECHOED_AT_ONCE])
 
-    def _take(self, answers: PromptAnswers, event: GenerateEvent) -> None:
+    def take(self, answers: PromptAnswers, event: GenerateEvent) -> None:
+        """Take what an engine tells of a prompt's choices."""
         choice = answers.choices[event.choice]
         if not choice.is_open:
             return
@@ -177,12 +189,39 @@ class Answer:
         return AnswerChoice(index, text, parser, self._sink.delta, tokens=tokens, is_hidden=form.hides_tokens)
 
 
-async def _next(events: AsyncGenerator[GenerateEvent, None], patience: Patience) -> GenerateEvent:
+class _AnswerTap:
+    """Takes tokens for the choices of one prompt, once the reader has taken the first."""
+
+    def __init__(
+        self, answer: Answer, answers: PromptAnswers, sink: AnswerSink, patience: Patience, end: EndChoice
+    ) -> None:
+        self._take = answer.take
+        self._answers = answers
+        self._end = end
+        self._sink = sink
+        self._patience = patience
+        self.has_begun = False
+
+    @property
+    def is_open(self) -> bool:
+        """See `Tap.is_open`."""
+        return self.has_begun and not self._sink.is_full
+
+    def take(self, delta: TokenDelta) -> None:
+        """See `Tap.take`."""
+        self._patience.renew()
+        self._take(self._answers, delta)
+        if not self._answers.num_open:  # wakes the reader
+            self._end(self._answers.prompt.generate.request, delta.choice)
+
+
+async def _next(events: AsyncGenerator[GenerateEvent, None], patience: Patience) -> GenerateEvent | None:
+    """Return the next event, None if there are no more."""
     try:
         with patience:
             return await anext(events)
-    except StopAsyncIteration as error:
-        raise GenerationFailed("The answer ended without a reason.") from error
+    except StopAsyncIteration:
+        return None
     except TimeoutError as error:
         if patience.is_over:
             raise DeadlineExceeded("No token came for too long.") from error

@@ -5,7 +5,7 @@ Implementations: the cluster (placement through Redis, token frames over gRPC) a
 
 import enum
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -32,32 +32,6 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """`num_choices` answers to one prompt. `prompt_ids` is never empty.
-
-    `traceparent` and `tracestate` name the span that waits for the answer. `fingerprint` names the version of the model
-    whose tokenizer made the ids. `deadline_s` is the time from the call until the request is given up, None: never.
-    `worker` names the only worker that may decode it; None: any. `tenant`, its `weight` (of a fair share) and
-    `priority` (higher is sooner) order those that wait for room.
-    """
-
-    request: RequestId
-    model: ModelName
-    prompt_ids: Sequence[int]
-    sampling: SamplingParams
-    cache_salt: str = ""
-    traceparent: str = ""
-    tracestate: str = ""
-    fingerprint: Fingerprint | None = None
-    deadline_s: float | None = None
-    worker: WorkerId | None = None
-    num_choices: int = 1
-    tenant: TenantId = ANYBODY
-    priority: int = 0
-    weight: float = 1.0
-
-
 class TokenDelta(msgspec.Struct, frozen=True):
     """Generated tokens `[index, index + len(token_ids))` of one choice: in order, each exactly once.
 
@@ -74,6 +48,48 @@ class TokenDelta(msgspec.Struct, frozen=True):
     choice: ChoiceIndex = FIRST_CHOICE
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Tap(Protocol):
+    """Takes tokens the moment they come: the turn of whoever waits for the generator costs as much as all the rest
+    that is done with a token."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes what comes now. Otherwise the generator yields it, together with what follows meanwhile."""
+
+    def take(self, delta: TokenDelta) -> None:
+        """Take tokens. What this raises is raised by the generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """`num_choices` answers to one prompt. `prompt_ids` is never empty.
+
+    `traceparent` and `tracestate` name the span that waits for the answer. `fingerprint` names the version of the model
+    whose tokenizer made the ids. `deadline_s` is the time from the call until the request is given up, None: never.
+    `worker` names the only worker that may decode it; None: any. `tenant`, its `weight` (of a fair share) and
+    `priority` (higher is sooner) order those that wait for room.
+
+    `tap` may be given tokens in place of the generator's reader, in their order, while that one waits for the next
+    event: what the tap was given is not yielded.
+    """
+
+    request: RequestId
+    model: ModelName
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+    fingerprint: Fingerprint | None = None
+    deadline_s: float | None = None
+    worker: WorkerId | None = None
+    num_choices: int = 1
+    tenant: TenantId = ANYBODY
+    priority: int = 0
+    weight: float = 1.0
+    tap: Tap | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """What is ready for a client and not taken yet: a producer runs ahead of its consumer by a bounded amount.
 
 So a slow client gets several events in one write, and waiting for the next event can be interrupted without breaking
-its source (to send a keep-alive).
+its source (to send a keep-alive). A client that keeps up gets what is ready together past the consumer, which sleeps
+on: waking it costs as much as writing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -18,11 +19,21 @@ CAPACITY = 256
 
 
 class Outbox(Generic[ItemT]):
-    """Filled by one task, emptied by another. `max_wait_s` bounds the wait for the next item."""
+    """Filled by one task, emptied by another. `max_wait_s` bounds the wait for the next item.
 
-    def __init__(self, max_wait_s: float, capacity: int = CAPACITY) -> None:
+    `offer` brings items at once while the consumer waits for some, or returns False and brings none of them.
+    """
+
+    def __init__(
+        self,
+        max_wait_s: float,
+        capacity: int = CAPACITY,
+        offer: Callable[[Sequence[ItemT]], bool] | None = None,
+    ) -> None:
         self._patience = Patience(max_wait_s)
         self._capacity = capacity
+        self._offer = offer
+        self._is_offering = False
         self._ready: list[ItemT] = []
         self._news: asyncio.Future[None] | None = None
         """Awaited by the consumer; a future of its own costs 1 us per event less than an `asyncio.Event`."""
@@ -30,10 +41,14 @@ class Outbox(Generic[ItemT]):
         self.is_done = False
         """Whether the producer has returned or failed; what it left may still be taken."""
 
-    def put(self, item: ItemT) -> None:
-        """Add an item; never waits."""
+    def put(self, item: ItemT, *, is_last: bool = False) -> None:
+        """Add an item; never waits. The last one is for the consumer alone."""
         self._ready.append(item)
-        self._tell()
+        if self._offer is None or is_last:
+            self._tell()
+        elif self._news is not None and not self._is_offering:
+            self._is_offering = True  # with what else becomes ready in this turn of the event loop
+            self._news.get_loop().call_soon(self._bring, self._offer)
 
     @property
     def is_full(self) -> bool:
@@ -68,6 +83,17 @@ class Outbox(Generic[ItemT]):
     def close(self) -> None:
         """Stop the timer; the consumer takes nothing more."""
         self._patience.close()
+
+    def _bring(self, offer: Callable[[Sequence[ItemT]], bool]) -> None:
+        self._is_offering = False
+        if self._news is None or self._news.done() or not self._ready:
+            return
+        if offer(self._ready):
+            self._ready = []
+            self._has_room.set()
+            self._patience.renew()
+        else:
+            self._tell()
 
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():

@@ -54,6 +54,11 @@ class Patience:
         if task.uncancel() <= self._num_cancels and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
+    def renew(self) -> None:
+        """Let the wait under way, if there is one, begin anew."""
+        if self._deadline_s is not None and self._loop is not None:
+            self._deadline_s = self._loop.time() + self._limit_s
+
     @property
     def is_over(self) -> bool:
         """Whether the last wait was ended by the limit."""

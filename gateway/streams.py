@@ -15,7 +15,7 @@ from common.errors import DeadlineExceeded, GenerationFailed
 from common.messages.ids import ChoiceIndex, Epoch, Fingerprint, PlacementNumber, WorkerId
 from gateway.budget import FailureBudget
 from gateway.choices import Choices
-from gateway.engine import EndOfChoice, GenerateRequest, TokenDelta
+from gateway.engine import EndOfChoice, GenerateRequest, Tap, TokenDelta
 from gateway.losses import Contradiction, LossReason, PlacementLost
 from gateway.spans import QueueSpan
 from proto import worker_pb2 as pb
@@ -83,7 +83,12 @@ class Stream:
         self._may_have_killed = False
         self._ending: Ending | None = None
         self._error: GenerationFailed | None = None
+        self._tap = request.tap
         self._has_news = asyncio.Event()
+        self._is_read = False
+        """Whether the reader has got everything and waits for more."""
+        self._broken: Exception | None = None
+        """What the tap has raised."""
         self._settled = asyncio.Event()
         self._queued: QueueSpan | None = None
         self._began_at = self._accepted_at = 0.0
@@ -106,8 +111,10 @@ class Stream:
 
     async def next(self) -> StreamItem | None:
         """Wait for tokens or the end of a choice that were not read yet, else for the ending of the current placement;
-        raise what the request was ended by. None: every choice is over."""
+        raise what the request was ended by, or the tap has raised. None: every choice is over."""
         while True:
+            if self._broken is not None:
+                raise self._broken
             if self.choices.has_news:
                 return self.choices.read()
             self.raise_if_ended()
@@ -115,8 +122,7 @@ class Stream:
                 return None
             if self._ending is not None:
                 return self._ending
-            self._has_news.clear()
-            await self._has_news.wait()
+            await self._wait_for_news()
 
     @property
     def is_awaited(self) -> bool:
@@ -192,7 +198,7 @@ class Stream:
         """End the request, whatever its placement does; an answer that is complete stays one."""
         if self._error is None and not self.choices.is_complete:
             self._error = error
-            self._has_news.set()
+            self._tell_reader()
             self._settled.set()
 
     def end_after(self, seconds: float) -> None:
@@ -272,8 +278,35 @@ class Stream:
                 self.choices.take(tokens)
             except Contradiction as error:
                 self._refuse(error)
-        self._has_news.set()
+        if self._is_read and self._tap is not None and self._tap.is_open:
+            self._pass_on(self._tap)
+        else:
+            self._tell_reader()
         return True
+
+    def _pass_on(self, tap: Tap) -> None:
+        """Give the tap what has come: the reader has got all that was before it."""
+        while self.choices.has_news:
+            item = self.choices.read()
+            assert isinstance(item, TokenDelta)  # an end is told to the reader
+            try:
+                tap.take(item)
+            except Exception as error:  # noqa: BLE001 - it is the request's, not the feed's: its reader raises it
+                self._broken = error
+                self._tell_reader()
+                return
+
+    async def _wait_for_news(self) -> None:
+        self._has_news.clear()
+        self._is_read = True
+        try:
+            await self._has_news.wait()
+        finally:
+            self._is_read = False
+
+    def _tell_reader(self) -> None:
+        self._is_read = False
+        self._has_news.set()
 
     def _take_finished(self, finished: pb.Finished) -> None:
         """Take the end of a choice, unless the placement has ended before."""
@@ -296,7 +329,7 @@ class Stream:
         """With the last choice there is nothing to wait for."""
         if self.choices.is_complete:
             self._settled.set()
-        self._has_news.set()
+        self._tell_reader()
 
     def _end_if(self, error: GenerationFailed | None) -> None:
         if error is not None:
@@ -309,5 +342,5 @@ class Stream:
         """Note how the placement ends; only the first word counts, and none behind the last choice."""
         if not self.choices.is_complete:
             self._ending = self._ending or ending
-        self._has_news.set()
+        self._tell_reader()
         self._settled.set()

@@ -68,11 +68,12 @@ async def _whole(http: web.Request, served: Serving, endpoint: Endpoint) -> web.
 async def _stream(http: web.Request, served: Serving, endpoint: Endpoint) -> web.StreamResponse:
     accepted, settings = served.accepted, served.service.settings
     stream = http[EVENT_STREAM] = EventStream(http, settings.write_timeout_s)
-    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s)
+    carrier = EventCarrier(stream)
+    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s, offer=carrier.offer)
     timing = served.record.timing if _wants_timing(http, accepted) else None
     made = served.answer(StreamSink(_shape(http, accepted, endpoint), outbox, accepted.request.form, timing))
     with closing(stream):
-        await deliver(EventCarrier(stream), outbox, made, settings.max_silence_s)
+        await deliver(carrier, outbox, made, settings.max_silence_s)
     served.note_end(made, _response_id(http, endpoint))
     assert stream.response is not None  # the end has been sent
     return stream.response

@@ -50,7 +50,7 @@ class StreamSink:
         ending = self._shape.ending(choice.index, choice.finish_reason, self._running_usage(), tells_here)
         if is_last and self._form.includes_usage:
             ending += self._shape.closing(self._answer.usage, timing)
-        self._outbox.put(ending + DONE if is_last else ending)
+        self._outbox.put(ending + DONE if is_last else ending, is_last=is_last)
 
     @property
     def is_full(self) -> bool:
@@ -74,6 +74,10 @@ class EventCarrier:
     async def carry(self, items: Sequence[bytes], *, is_last: bool) -> None:
         """Write events, all in one write."""
         await self._stream.send(b"".join(items), is_last=is_last)
+
+    def offer(self, items: Sequence[bytes]) -> bool:
+        """Write events past whoever carries them, if the client keeps up."""
+        return self._stream.offer(items[0] if len(items) == 1 else b"".join(items))
 
     async def reassure(self) -> None:
         """Write a comment."""

@@ -14,6 +14,7 @@ class SlowResponse:
     """A started response whose client takes nothing: bytes are kept, and the writer waits."""
 
     def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
         self.written = b""
         self.is_closed = False
 
@@ -39,3 +40,66 @@ async def test_an_error_behind_done_is_not_told(is_last: bool) -> None:
     await asyncio.wait([failing])
     assert (b"error" in response.written) != is_last
     assert failing.exception() is None or isinstance(failing.exception(), ConnectionResetError)
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written; `num_waiting` bytes have not been taken by the client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.num_waiting = 0
+        self.is_gone = False
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(chunk))
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_waiting
+
+    def is_closing(self) -> bool:
+        return self.is_gone
+
+
+async def started(transport: Transport) -> EventStream:
+    stream = EventStream(make_mocked_request("POST", "/", transport=transport), write_timeout_s=5.0)
+    response: Any = StartedResponse()
+    stream._response = response
+    await stream.send(event_of(b"1"))
+    return stream
+
+
+class StartedResponse:
+    """A started response that is sent in chunks."""
+
+    def __init__(self) -> None:
+        self.headers = {"Transfer-Encoding": "chunked"}
+
+    async def write(self, chunk: bytes) -> None:
+        pass
+
+
+async def test_a_client_that_keeps_up_is_written_to_past_the_response() -> None:
+    transport = Transport()
+    stream = await started(transport)
+    assert stream.offer(event_of(b"23"))
+    assert transport.written == [b"a\r\ndata: 23\n\n\r\n"]
+    stream.close()
+
+
+async def test_nothing_is_written_past_a_response_that_has_not_begun() -> None:
+    transport = Transport()
+    stream = EventStream(make_mocked_request("POST", "/", transport=transport), write_timeout_s=5.0)
+    assert not stream.offer(event_of(b"1"))
+    assert transport.written == []
+
+
+async def test_a_client_that_lags_or_is_gone_is_not_written_to_past_the_response() -> None:
+    transport = Transport()
+    stream = await started(transport)
+    transport.num_waiting = 1 << 20
+    assert not stream.offer(event_of(b"2"))
+    transport.num_waiting, transport.is_gone = 0, True
+    assert not stream.offer(event_of(b"2"))
+    assert transport.written == []
+    stream.close()

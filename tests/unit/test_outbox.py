@@ -1,6 +1,7 @@
 """What is ready for a client: taken together, bounded, and never lost with the end of its producer."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -79,3 +80,90 @@ async def test_a_producer_ends_with_its_block() -> None:
     async with filling(outbox, produce()):
         await asyncio.sleep(0)
     assert is_cancelled.is_set()
+
+
+class Offered:
+    """Takes what it is offered, or refuses it."""
+
+    def __init__(self) -> None:
+        self.is_taking = True
+        self.taken: list[list[int]] = []
+
+    def __call__(self, items: Sequence[int]) -> bool:
+        if self.is_taking:
+            self.taken.append(list(items))
+        return self.is_taking
+
+
+async def waiting(outbox: Outbox[int]) -> "asyncio.Task[list[int]]":
+    taking = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    return taking
+
+
+async def test_what_is_ready_together_passes_a_waiting_consumer() -> None:
+    offered = Offered()
+    outbox: Outbox[int] = Outbox(LONG_S, offer=offered)
+    taking = await waiting(outbox)
+    outbox.put(1)
+    outbox.put(2)
+    await asyncio.sleep(0)
+    assert offered.taken == [[1, 2]]
+    outbox.put(3)
+    await asyncio.sleep(0)
+    assert offered.taken == [[1, 2], [3]]
+    assert not taking.done()
+    outbox.put(4, is_last=True)
+    assert await taking == [4]
+    outbox.close()
+
+
+async def test_the_last_item_is_taken_by_the_consumer_with_what_is_ready_before_it() -> None:
+    offered = Offered()
+    outbox: Outbox[int] = Outbox(LONG_S, offer=offered)
+    taking = await waiting(outbox)
+    outbox.put(1)
+    outbox.put(2, is_last=True)
+    assert await taking == [1, 2]
+    assert offered.taken == []
+    outbox.close()
+
+
+async def test_what_is_refused_wakes_the_consumer() -> None:
+    offered = Offered()
+    offered.is_taking = False
+    outbox: Outbox[int] = Outbox(LONG_S, offer=offered)
+    taking = await waiting(outbox)
+    outbox.put(1)
+    assert await taking == [1]
+    outbox.put(2)  # nobody waits: it is taken with the next turn
+    offered.is_taking = True
+    assert await outbox.take() == [2]
+    assert offered.taken == []
+    outbox.close()
+
+
+async def test_what_passes_the_consumer_breaks_the_silence() -> None:
+    outbox: Outbox[int] = Outbox(0.3, offer=Offered())
+    taking = await waiting(outbox)
+    for number in range(4):
+        await asyncio.sleep(0.1)  # the time that is measured
+        outbox.put(number)
+    assert not taking.done()
+    assert await taking == []
+    outbox.close()
+
+
+async def test_a_producer_gets_room_when_its_items_pass_the_consumer() -> None:
+    offered = Offered()
+    outbox: Outbox[int] = Outbox(LONG_S, capacity=2, offer=offered)
+    taking = await waiting(outbox)
+    outbox.put(1)
+    outbox.put(2)
+    assert outbox.is_full
+    async with asyncio.timeout(LONG_S):
+        await outbox.room()
+    assert not outbox.is_full
+    outbox.finish()
+    assert await taking == []
+    outbox.close()
