@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from common.errors import InvalidRequest
 from gateway.schemas.tools import FunctionDefinition
 from gateway.tools.framing import Framing
 from gateway.tools.request import NO_PARAMETERS, Demand, ToolUse
@@ -29,7 +30,8 @@ _TEXT_THAT_IS_NO_CALL = r"/(\s*[^\s{](.|\n)*)?/"
 def calls_rules(tools: ToolUse, framing: Framing, terminal: Callable[[str], str]) -> list[str]:
     """Return rules for `calls`, at least one; `terminal` writes a marker, be it text or a token of its own.
 
-    Where calls are not demanded, only functions that say `strict` are held to their schemas.
+    Where calls are not demanded, only functions that say `strict` are held to their schemas. Raises `InvalidRequest` for a
+    schema that cannot be written.
     """
     rules = [
         *_framing_rules(tools, framing, terminal),
@@ -70,7 +72,11 @@ def _framing_rules(tools: ToolUse, framing: Framing, terminal: Callable[[str], s
 def _schema(function: FunctionDefinition, *, is_held: bool) -> str:
     parameters = NO_PARAMETERS if function.parameters is None else function.parameters
     schema = {"type": "object", **parameters} if is_held else _ANY_ARGUMENTS
-    return json.dumps({**schema, "x-guidance": _OPTIONS})
+    try:
+        return json.dumps({**schema, "x-guidance": _OPTIONS})
+    except RecursionError as error:
+        message = f"The `parameters` of the function '{function.name}' are nested too deeply."
+        raise InvalidRequest(message, param="tools") from error
 
 
 def _text(text: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer
 
+from common.errors import InvalidRequest
 from common.grammar.tokenizer import grammar_tokenizer
 from gateway.guidance.source import ContextFree, Embedded, JsonSchema, Source
 from gateway.guidance.text import grammar_text
@@ -142,3 +143,16 @@ def test_no_schema_loosens_its_own_rules(workshop: Workshop) -> None:
     grammar = ContextFree(lark("start: calls", *calls_rules(use, OBJECT, workshop.terminal)))
     assert workshop.admits(grammar, '{"name": "f", "arguments": {"a": 1}}')
     assert not workshop.admits(grammar, '{"name": "f", "arguments": {  "a": 1}}')
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_name() -> None:
+    """It may have been read where there was more room for nesting."""
+    nested: dict[str, object] = {}
+    for _ in range(2000):
+        nested = {"properties": {"a": nested}}
+    function = FunctionDefinition("deep", parameters=nested)
+    use = tool_use([Tool("function", function)], "required", None, 0)
+    assert use is not None
+    with pytest.raises(InvalidRequest, match="'deep' are nested too deeply") as caught:
+        calls_rules(use, HERMES, repr)
+    assert caught.value.param == "tools"
