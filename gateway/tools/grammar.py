@@ -30,8 +30,8 @@ _TEXT_THAT_IS_NO_CALL = r"/(\s*[^\s{](.|\n)*)?/"
 def calls_rules(tools: ToolUse, framing: Framing, terminal: Callable[[str], str]) -> list[str]:
     """Return rules for `calls`, at least one; `terminal` writes a marker, be it text or a token of its own.
 
-    Where calls are not demanded, only functions that say `strict` are held to their schemas. Raises `InvalidRequest` for a
-    schema that cannot be written.
+    Where calls are not demanded, only functions that say `strict` are held to their schemas. Raises `InvalidRequest`
+    for a schema that cannot be written.
     """
     rules = [
         *_framing_rules(tools, framing, terminal),
