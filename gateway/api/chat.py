@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from gateway.accepting import Accepted
 from gateway.answer_parser import Content, Piece, Reasoning, ToolCallDelta
 from gateway.api.answers import answer
-from gateway.api.bodies import read_body
+from gateway.api.bodies import parse_body
 from gateway.api.heading import Heading
 from gateway.api.shape import Endpoint, TextChunks, UsageSlot
 from gateway.collection import WholeCall, WholeChoice
@@ -162,4 +162,4 @@ def _whole_call(call: WholeCall) -> AnswerToolCall:
 
 async def create_chat_completion(http: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    return await answer(http, parse_chat(await read_body(http)), Endpoint("chatcmpl", ChatShape))
+    return await answer(http, await parse_body(http, parse_chat), Endpoint("chatcmpl", ChatShape))

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from gateway.accepting import Accepted
 from gateway.answer_parser import Content, Piece
 from gateway.api.answers import answer
-from gateway.api.bodies import read_body
+from gateway.api.bodies import parse_body
 from gateway.api.heading import Heading
 from gateway.api.shape import Endpoint, TextChunks, UsageSlot
 from gateway.collection import WholeChoice
@@ -98,4 +98,4 @@ class CompletionShape:
 
 async def create_completion(http: web.Request) -> web.StreamResponse:
     """Continue texts."""
-    return await answer(http, parse_completion(await read_body(http)), Endpoint("cmpl", CompletionShape))
+    return await answer(http, await parse_body(http, parse_completion), Endpoint("cmpl", CompletionShape))

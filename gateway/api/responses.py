@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from common.errors import InvalidRequest
 from gateway.api.answers import MANY_TOKENS, asks_for_timing, server_timing, visit_of
-from gateway.api.bodies import read_body
+from gateway.api.bodies import parse_body
 from gateway.api.keys import EVENT_STREAM, REQUEST_ID, SERVICE
 from gateway.api.streaming import EventCarrier
 from gateway.delivery import deliver
@@ -22,7 +22,7 @@ from gateway.sse import EventStream
 
 async def create_response(http: web.Request) -> web.StreamResponse:
     """Answer a conversation of items."""
-    asked = parse_response(await read_body(http))
+    asked = await parse_body(http, parse_response)
     try:
         async with serving(http.app[SERVICE], await visit_of(http), asked.chat) as served:
             writer = ResponseWriter(_response_id(http), asked.fields, served.accepted)

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from common.messages.ids import ModelName
-from gateway.api.bodies import read_body
+from gateway.api.bodies import parse_body
 from gateway.api.keys import CALLER, QUOTA, REQUEST_ID, SERVICE
 from gateway.claims import Claim, NoTokens
 from gateway.served_models import ServedModel
@@ -27,12 +27,12 @@ class Conversion(Protocol):
 
 async def tokenize(http: web.Request) -> web.Response:
     """Return the ids of a text or of a conversation."""
-    return await _convert(http, parse_tokenize(await read_body(http)))
+    return await _convert(http, await parse_body(http, parse_tokenize))
 
 
 async def detokenize(http: web.Request) -> web.Response:
     """Return the text of ids."""
-    return await _convert(http, parse_detokenize(await read_body(http)))
+    return await _convert(http, await parse_body(http, parse_detokenize))
 
 
 async def _convert(http: web.Request, wanted: Conversion) -> web.Response:
