@@ -10,6 +10,9 @@ INLINE_CHARS = 2048
 """Texts that are together up to this long are tokenised on the event loop: it takes under 1 ms, about what a thread's
 turn costs."""
 
+IDS_PER_CHAR = 16
+"""So many ids are compared with the vocabulary in the time that a character takes to be tokenised."""
+
 
 async def encode_prompts(
     prompts: Sequence[Prompt], model: ServedModel, models: ServedModels
@@ -26,8 +29,8 @@ def _cost(prompt: Prompt) -> int:
             return INLINE_CHARS + 1  # a template may take long over a short conversation
         case TextPrompt(text):
             return len(text)
-        case TokenPrompt():
-            return 0
+        case TokenPrompt(ids):
+            return len(ids) // IDS_PER_CHAR
 
 
 def _encode_all(prompts: Sequence[Prompt], model: ServedModel) -> tuple[Sequence[int], ...]:
