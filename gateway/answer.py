@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from common.errors import DeadlineExceeded, GenerationFailed
@@ -134,15 +135,16 @@ class Answer:
         echo, form = answers.prompt.echo, self._accepted.request.form
         if echo is None:
             return
-        tokens: list[AnswerToken] = []
-        if self._accepted.tells_tokens:
-            logprobs = event.prompt_logprobs if isinstance(event, TokenDelta) else ()
-            tokens = list(echo.tokens(logprobs, has_logprobs=form.num_logprobs is not None))
+        logprobs = event.prompt_logprobs if isinstance(event, TokenDelta) else ()
         for choice in answers.choices:
-            choice.echo(echo.text, tokens[:ECHOED_AT_ONCE])
-            for start in range(ECHOED_AT_ONCE, len(tokens), ECHOED_AT_ONCE):
+            if not self._accepted.tells_tokens:
+                choice.echo(echo.text, ())
+                continue
+            text, tokens = echo.text, echo.tokens(logprobs, has_logprobs=form.num_logprobs is not None)
+            while some := list(islice(tokens, ECHOED_AT_ONCE)):
+                choice.echo(text, some)
+                text = ""
                 await asyncio.sleep(0)
-                choice.echo("", tokens[start : start + ECHOED_AT_ONCE])
 
     def take(self, answers: PromptAnswers, event: GenerateEvent) -> None:
         """Take what an engine tells of a prompt's choices."""

@@ -1,17 +1,19 @@
 """All choices of one request as its gateway sees them: what a placement goes on with, what the client reads next."""
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
 from common.messages.ids import ChoiceIndex
 from common.messages.job import OpenChoice
+from common.messages.logprobs import TokenLogprobs
 from common.messages.sampling import SamplingParams
 from gateway.choice import Choice
 from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, StageTimes, TokenDelta
-from gateway.logprob_buffer import LogprobBuffer
 from gateway.losses import Contradiction
+from gateway.prompt_logprobs import PromptLogprobs
 from proto import worker_pb2 as pb
 
 _REASONS = {reason.value: reason for reason in FinishReason}
@@ -27,9 +29,9 @@ class Choices:
         self._unread: deque[Choice] = deque()
         """Choices with news, each of them once."""
         self._num_cached_tokens: int | None = None
-        num_prompt_logprobs = request.sampling.num_prompt_logprobs
-        self._lacks_prompt_logprobs = num_prompt_logprobs is not None
-        self._prompt_logprobs = LogprobBuffer(num_prompt_logprobs or 0)
+        self._lacks_prompt_logprobs = request.sampling.num_prompt_logprobs is not None
+        self._prompt_logprobs: Sequence[TokenLogprobs] = ()
+        """Until they are read."""
 
     @property
     def is_complete(self) -> bool:
@@ -72,7 +74,7 @@ class Choices:
     def read(self) -> TokenDelta | EndOfChoice:
         """Return news; there are some."""
         choice = self._unread.popleft()
-        prompt_logprobs = self._prompt_logprobs.drain() if self._prompt_logprobs else ()
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         item = choice.read(self._num_cached_tokens or 0, prompt_logprobs)
         if choice.has_news:
             self._unread.append(choice)
@@ -135,7 +137,7 @@ class Choices:
         num_wanted = len(self._request.prompt_ids) - 1
         if len(tokens.prompt_logprobs) != num_wanted:
             raise Contradiction(f"{len(tokens.prompt_logprobs)} logprobs for {num_wanted} tokens of the prompt")
-        self._prompt_logprobs.add(tokens.prompt_logprobs)
+        self._prompt_logprobs = PromptLogprobs(tokens.prompt_logprobs)
         self._lacks_prompt_logprobs = False
 
     def _note(self, choice: Choice, tokens: pb.Tokens, *, had_news: bool) -> None:

@@ -1,7 +1,8 @@
 """A prompt as the beginning of its answers (`echo` of the completions API)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from common.errors import GenerationFailed
 from common.messages.logprobs import TokenLogprobs
@@ -22,7 +23,7 @@ class Echo:
         """Yield the prompt's tokens; `logprobs` are those from the second one on, if the client wants any."""
         if has_logprobs and len(logprobs) != len(self.token_ids) - 1:
             raise GenerationFailed(f"{len(logprobs)} logprobs for the {len(self.token_ids)} tokens of the prompt.")
-        known = (None, *logprobs) if has_logprobs else (None,) * len(self.token_ids)
+        known: Iterable[TokenLogprobs | None] = chain((None,), logprobs) if has_logprobs else repeat(None)
         return map(AnswerToken, self.token_ids, self.offsets, known)
 
 

@@ -47,7 +47,7 @@ class TokenDelta(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     choice: ChoiceIndex = FIRST_CHOICE
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Tap(Protocol):

@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from common.errors import DeadlineExceeded, GenerationFailed, WorkerLost
 from common.messages.ids import ChoiceIndex, RequestId
-from gateway.answer import Answer
+from common.messages.logprobs import TokenLogprobs
+from gateway.answer import ECHOED_AT_ONCE, Answer
 from gateway.answer_parser import AnswerParser, Content, Piece, Reasoning
+from gateway.echo import Echo
 from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, GenerateRequest, StageTimes, TokenDelta
 from gateway.validation import AnswerForm
 from tests.support.answer_harness import END_ID, TOKENIZER, PlayedEngine, SeenSink, accepted, play, record
@@ -209,3 +213,33 @@ async def test_b010_tokens_are_told_though_a_parser_or_a_stop_string_holds_their
     await play(PlayedEngine(events), accepted(form=form, stops=["ST"], make_parser=make), sink)
     assert [token.token_id for token in sink.tokens()] == byte_ids(TOKENIZER, "haSh")
     assert [len(tokens) for _, _, tokens in sink.deltas] == [1, 1, 1, 1, 0]
+
+
+async def test_a_long_prompt_is_repeated_in_pieces_between_which_others_get_their_turn() -> None:
+    num_tokens, num_turns = 2000, 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+
+    form = AnswerForm(num_choices=2, num_generated=2, num_logprobs=0, echoes=True)
+    request = accepted(form=form)
+    echo = Echo("p" * num_tokens, [1] * num_tokens, range(num_tokens))
+    request = replace(request, prompts=(replace(request.prompts[0], echo=echo),))
+    told = TokenDelta(
+        0, (5,), logprobs=(TokenLogprobs(-1.0),), prompt_logprobs=(TokenLogprobs(-0.5),) * (num_tokens - 1)
+    )
+    second = replace_struct(told, choice=ChoiceIndex(1), prompt_logprobs=())
+    engine, sink = PlayedEngine([told, end(LENGTH, 1), second, end(LENGTH, 1, 1)]), SeenSink()
+    running = asyncio.create_task(others())
+    await play(engine, request, sink)
+    running.cancel()
+    assert num_turns >= 2 * num_tokens // ECHOED_AT_ONCE
+    for index in range(2):
+        assert sink.text(index).startswith(echo.text)
+        tokens = sink.tokens(index)
+        assert [token.offset for token in tokens] == list(range(num_tokens + 1))
+        assert [token.logprobs for token in tokens[:2]] == [None, TokenLogprobs(-0.5)]
+    assert max(len(tokens) for _, _, tokens in sink.deltas) <= ECHOED_AT_ONCE

@@ -3,12 +3,16 @@
 import gc
 import math
 import tracemalloc
+from itertools import islice
 
 import pytest
 
+from common.errors import GenerationFailed
 from common.messages.chain import EMPTY_CHAIN, extend_chain
 from common.messages.ids import ChoiceIndex
 from common.messages.logprobs import TokenLogprobs
+from common.rpc.logprobs import logprobs_of
+from gateway import prompt_logprobs
 from gateway.engine import TokenDelta
 from gateway.losses import LossReason, PlacementLost
 from gateway.streams import Stream
@@ -129,6 +133,33 @@ class TestOfThePrompt:
         stream.take(OTHER, tokens(0, [7], [], placement=2, prompt_logprobs=[logprob(-1.0)]))
         assert await drain(stream, 1) == [TokenDelta(0, (7,), prompt_logprobs=(TokenLogprobs(-1.0),))]
 
+    async def test_those_of_a_long_prompt_are_read_when_they_are_asked_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[pb.TokenLogprobs] = []
+
+        def noted(message: pb.TokenLogprobs) -> TokenLogprobs:
+            read.append(message)
+            return logprobs_of(message)
+
+        monkeypatch.setattr(prompt_logprobs, "logprobs_of", noted)
+        stream = make_stream(prompt=[5] * 10_001, num_prompt_logprobs=0)
+        stream.take(DECODE, accepted())
+        stream.take(DECODE, tokens(0, [7], [], prompt_logprobs=[logprob(-1.0)] * 10_000))
+        [delta] = await drain(stream, 1)
+        assert isinstance(delta, TokenDelta)
+        assert (len(delta.prompt_logprobs), read) == (10_000, [])
+        assert list(islice(delta.prompt_logprobs, 10)) == [TokenLogprobs(-1.0)] * 10
+        assert len(read) == 10
+
+    async def test_what_is_no_logprob_fails_whoever_reads_it(self) -> None:
+        stream = accepted_stream(num_prompt_logprobs=0)
+        stream.take(DECODE, tokens(0, [7], [], prompt_logprobs=[logprob(math.nan)]))
+        [delta] = await drain(stream, 1)
+        assert isinstance(delta, TokenDelta)
+        with pytest.raises(GenerationFailed, match="cannot be read"):
+            list(delta.prompt_logprobs)
+
 
 async def test_an_early_copy_waits_for_the_logprobs_of_the_prompt() -> None:
     stream = accepted_stream(num_prompt_logprobs=0)
@@ -165,9 +196,11 @@ async def test_a_reader_that_lags_costs_bytes_per_token_with_logprobs_too() -> N
         for event in events:
             assert stream.take(DECODE, event)
         unread, _ = tracemalloc.get_traced_memory()
-        (delta,) = await drain(stream, 1)
-        assert isinstance(delta, TokenDelta)
-        assert len(delta.logprobs) == num_tokens
+        num_read = 0
+        while num_read < num_tokens:
+            (delta,) = await drain(stream, 1)
+            assert isinstance(delta, TokenDelta)
+            num_read += len(delta.logprobs)
         del delta
         gc.collect()  # the interpreter keeps some freed tuples otherwise
         read, _ = tracemalloc.get_traced_memory()
