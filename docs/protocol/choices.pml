@@ -1,9 +1,10 @@
 /* Two requests with two choices each (n = 2) on one decode worker that may die.
  *
- * The choices of a request share its full prompt block; the last, partial one is copied for each, because each writes
- * its own tokens into it. A token is (request, choice, placement, index), and here its value is its choice. The prompt is
- * computed once, then the choices go their ways; a lost placement goes on with the choices that have not ended. The
- * answer that nobody waits for any more is longer than anything here, so it must be cancelled.
+ * The first choice of a request leads: its prompt is computed, the other choice follows without pages. Then it shares the
+ * full prompt block, and the last, partial one is copied for it, because each writes its own tokens into it; where the
+ * leader is over by then, it computes the prompt again. A token is (request, choice, placement, index), and here its value
+ * is its choice. A lost placement goes on with the choices that have not ended. Clients leave, or have enough of one
+ * choice. The answer that nobody waits for any more is longer than anything here, so it must be cancelled.
  */
 
 #ifndef NUM_PAGES
@@ -14,6 +15,12 @@
 #endif
 #ifndef CANCELS
 #define CANCELS 1
+#endif
+#ifndef ENOUGHS               /* choices that their clients have enough of */
+#define ENOUGHS 0
+#endif
+#ifndef BREAKS                /* choices that cannot go on, wherever they are computed */
+#define BREAKS 0
 #endif
 #ifndef MAX_FAILURES
 #define MAX_FAILURES 3
@@ -27,47 +34,39 @@
 #define DONE 2
 #define FAILED 3
 #define CANCELLED 4
+#define BROKEN 5
 /* what a page holds */
 #define NOTHING 0
 #define PROMPT(r) (1 + (r))           /* full block of the prompt */
 #define PART(r) (3 + (r))             /* the rest of the prompt */
 #define OWN(x) (5 + (x))              /* the rest of the prompt, and token 0 of choice x */
+/* a frame that has no token: the placement is over */
+#define FAILURE 15
 
-byte faults_left = FAULTS, cancels_left = CANCELS;
+byte faults_left = FAULTS, cancels_left = CANCELS, enoughs_left = ENOUGHS, breaks_left = BREAKS;
 
 bit is_calm;
 #define MAY(budget) (budget > 0 && !is_calm)
 
 /* choice c of request r is x = 2 * (r) + c */
 byte g_state[2], g_placement[2], g_failures[2], g_shown[4];
-bit has_job[2];
+bit g_has_enough[4], has_job[2], j_wants[4];
 byte j_placement[2];
 chan frames = [2] of { byte, byte, byte, byte };    /* choice x, placement, index, value */
 byte cancel_to[2];                                  /* a cancel under way: of this placement and older ones */
+byte enough_to[4];                                  /* a cancel of one choice under way: of this very placement */
 
-bit d_up = 1, d_runs[4], d_has_prompt[2];
-byte d_placement[2], d_tombstone[2], d_index[4], d_part[4] = NO_PAGE, d_full[4] = NO_PAGE;
+bit d_up = 1, d_runs[4], d_has_prompt[2], d_older;  /* d_older: which of the requests, if both are here, came first */
+byte d_placement[2], d_tombstone[2], d_unwanted[4], d_index[4], d_part[4] = NO_PAGE, d_full[4] = NO_PAGE;
 byte p_owners[NUM_PAGES], p_content[NUM_PAGES];
 
 byte a, b, c, d, i;           /* scratch of one step */
 
-#define ENDS_HERE(r) (g_state[r] == PLACED && d_placement[r] == g_placement[r])
 #define SIBLING(x) ((x) + 1 - 2 * ((x) % 2))
+#define ENDS_HERE(x) (g_state[(x) / 2] == PLACED && d_placement[(x) / 2] == g_placement[(x) / 2] && !g_has_enough[x])
 #define IS_LIVE(r) (d_runs[2 * (r)] || d_runs[2 * (r) + 1])
-#define ENDED(x) (g_shown[x] == LENGTH)
-#define NUM_OPEN(r) (!ENDED(2 * (r)) + !ENDED(2 * (r) + 1))
+#define ENDED(x) (g_shown[x] == LENGTH || g_has_enough[x])
 
-#ifdef RESERVE_LATE           /* pages of the copies are taken when the prompt is there */
-#define PAGES_AT_ONCE(r) 2
-#else
-#define PAGES_AT_ONCE(r) (1 + NUM_OPEN(r))
-#endif
-#ifdef RESERVE_LATE
-#define NUM_COPIES_MISSING(r) ((d_runs[2 * (r)] && d_part[2 * (r)] == NO_PAGE) + (d_runs[2 * (r) + 1] && d_part[2 * (r) + 1] == NO_PAGE))
-#define HAS_COPIES(r) (num_free >= NUM_COPIES_MISSING(r))
-#else
-#define HAS_COPIES(r) true
-#endif
 #ifdef END_ON_FIRST           /* the request ends with its first choice */
 #define ALL_ENDED(r) (ENDED(2 * (r)) || ENDED(2 * (r) + 1))
 #else
@@ -79,7 +78,7 @@ byte a, b, c, d, i;           /* scratch of one step */
 #define IS_TO_RUN(x) (!ENDED(x))
 #endif
 #ifdef COUNT_PER_CHOICE       /* each choice that was running costs a failure */
-#define COST(r) NUM_OPEN(r)
+#define COST(r) (!ENDED(2 * (r)) + !ENDED(2 * (r) + 1))
 #else
 #define COST(r) 1
 #endif
@@ -87,6 +86,33 @@ byte a, b, c, d, i;           /* scratch of one step */
 #define OWNER_OF(x, index) (g_shown[2 * ((x) / 2)] == index -> 2 * ((x) / 2) : 2 * ((x) / 2) + 1)
 #else
 #define OWNER_OF(x, index) (x)
+#endif
+
+/* ---- who waits for what on the worker -------------------------------------------------------------------------------- */
+
+#define HAS_PAGES(x) (d_part[x] != NO_PAGE)
+#ifdef NO_HEIR                /* the first choice of the job leads, here or not */
+bit d_has_leader[2];
+#define LEADS(x) (d_runs[x] && (x) % 2 != d_has_leader[(x) / 2])
+#else
+#define LEADS(x) (d_runs[x] && ((x) % 2 == 0 || !d_runs[SIBLING(x)]))
+#endif
+#ifdef FOLLOW_EARLY           /* nobody waits for the prompt */
+#define FOLLOWS(x) false
+#else
+#define FOLLOWS(x) (d_runs[x] && !HAS_PAGES(x) && !d_has_prompt[(x) / 2] && !LEADS(x))
+#endif
+#define IN_LINE(x) (d_runs[x] && !HAS_PAGES(x) && !FOLLOWS(x))
+#define HAS_LINE(r) (IN_LINE(2 * (r)) || IN_LINE(2 * (r) + 1))
+#define IS_YOUNGER(r) (IS_LIVE(1 - (r)) && d_older != (r))
+#define IS_AT_HEAD(x) (!((x) % 2 && IN_LINE(SIBLING(x))) && !(IS_YOUNGER((x) / 2) && HAS_LINE(1 - (x) / 2)))
+#define NUM_FOLLOWING(r) (FOLLOWS(2 * (r)) + FOLLOWS(2 * (r) + 1))
+
+#ifdef RESERVE_LATE           /* pages of those that follow are looked for when the prompt is there */
+#define NUM_PROMISED(r) 0
+#else                         /* own ones, and those of an older request whose leader has its pages */
+#define NUM_KEPT(r) (HAS_PAGES(2 * (r)) || HAS_PAGES(2 * (r) + 1) -> NUM_FOLLOWING(r) : 0)
+#define NUM_PROMISED(r) (NUM_FOLLOWING(r) + (IS_YOUNGER(r) -> NUM_KEPT(1 - (r)) : 0))
 #endif
 
 /* ---- pages ----------------------------------------------------------------------------------------------------------- */
@@ -115,7 +141,18 @@ inline release_page(at) {
   fi
 }
 
-inline end_choice(x) { d_runs[x] = 0; d_index[x] = 0; release_page(d_part[x]); release_page(d_full[x]) }
+#ifdef COPY_LATE              /* the source of a copy is not looked at before a later step */
+byte d_source[4] = NO_PAGE;
+#define IS_COPIED(x) (d_source[x] == NO_PAGE)
+#define forget_copy(x) d_source[x] = NO_PAGE
+#else
+#define IS_COPIED(x) true
+#define forget_copy(x) skip
+#endif
+
+inline end_choice(x) {
+  d_runs[x] = 0; d_index[x] = 0; forget_copy(x); release_page(d_part[x]); release_page(d_full[x])
+}
 
 /* The placement is over once no choice runs. */
 inline note_end(r) {
@@ -134,7 +171,8 @@ inline note_end(r) {
 
 inline place(r) {
   d_step { g_state[r] == TO_PLACE && d_up ->
-    g_state[r] = PLACED; g_placement[r]++; has_job[r] = 1; j_placement[r] = g_placement[r] }
+    g_state[r] = PLACED; g_placement[r]++; has_job[r] = 1; j_placement[r] = g_placement[r];
+    j_wants[2 * (r)] = IS_TO_RUN(2 * (r)); j_wants[2 * (r) + 1] = IS_TO_RUN(2 * (r) + 1) }
 }
 
 inline lose_worker(r) {
@@ -150,21 +188,32 @@ inline lose_worker(r) {
 inline take_frame() {
   d_step { len(frames) > 0 ->
     frames?a,b,c,d;                                  /* choice, placement, index, value */
-    a = OWNER_OF(a, c);
     if
-    :: g_state[a / 2] == PLACED && b == g_placement[a / 2] ->
-       assert(c == g_shown[a]);
-       assert(d == a);
-       g_shown[a]++;
+    :: g_state[a / 2] != PLACED || b != g_placement[a / 2]
+    :: else ->
        if
-       :: ALL_ENDED(a / 2) ->
-          g_state[a / 2] = DONE;
-          assert(ENDED(a) && ENDED(SIBLING(a)))           /* E1: the request ends when all of its choices have ended */
-       :: else
+       :: c == FAILURE -> g_state[a / 2] = BROKEN
+       :: else -> take_token()
        fi
-    :: else
     fi;
     a = 0; b = 0; c = 0; d = 0 }
+}
+
+inline take_token() {
+  a = OWNER_OF(a, c);
+  if
+  :: g_has_enough[a]
+  :: else ->
+     assert(c == g_shown[a]);
+     assert(d == a);
+     g_shown[a]++;
+     if
+     :: ALL_ENDED(a / 2) ->
+        g_state[a / 2] = DONE;
+        assert(ENDED(a) && ENDED(SIBLING(a)))           /* E1: the request ends when all of its choices have ended */
+     :: else
+     fi
+  fi
 }
 
 inline client_leaves(r) {
@@ -176,72 +225,117 @@ inline client_leaves(r) {
     fi }
 }
 
+/* The client of one choice has what it looked for. */
+inline has_enough(x) {
+  d_step { MAY(enoughs_left) && g_state[(x) / 2] < DONE && !ENDED(x) ->
+    enoughs_left--; g_has_enough[x] = 1;
+    if
+    :: d_up && g_state[(x) / 2] == PLACED -> enough_to[x] = g_placement[(x) / 2]
+    :: else
+    fi;
+    if
+    :: ALL_ENDED((x) / 2) -> g_state[(x) / 2] = DONE
+    :: else
+    fi }
+}
+
 /* ---- decode worker -------------------------------------------------------------------------------------------------------- */
 
 inline drop_job(r) {
-  d_step { d_up && has_job[r] && j_placement[r] <= d_tombstone[r] -> has_job[r] = 0; j_placement[r] = 0 }
+  d_step { d_up && has_job[r] && j_placement[r] <= d_tombstone[r] -> forget_job(r) }
 }
+
+inline forget_job(r) { has_job[r] = 0; j_placement[r] = 0; j_wants[2 * (r)] = 0; j_wants[2 * (r) + 1] = 0 }
 
 inline start_choice(x) {
   if
-  :: IS_TO_RUN(x) ->
+  :: j_wants[x] && d_unwanted[x] != j_placement[(x) / 2] ->
      assert(g_shown[x] < LENGTH);                    /* E2: a choice that has ended is not computed again */
-     d_runs[x] = 1; d_index[x] = g_shown[x];
-     if
-     :: d_full[SIBLING(x)] != NO_PAGE -> d_full[x] = d_full[SIBLING(x)]; p_owners[d_full[x]]++
-     :: else -> take_page(d_full[x])
-     fi;
-     if
-#ifdef SHARE_PARTIAL
-     :: d_part[SIBLING(x)] != NO_PAGE -> d_part[x] = d_part[SIBLING(x)]; p_owners[d_part[x]]++
-#endif
-#ifdef RESERVE_LATE
-     :: d_part[SIBLING(x)] != NO_PAGE
-#endif
-     :: else -> take_page(d_part[x])
-     fi
+     d_runs[x] = 1; d_index[x] = g_shown[x]
   :: else
-  fi
+  fi;
+  d_unwanted[x] = 0
 }
 
-/* With pages for everything that the choices need until the prompt is computed and copied. */
 inline take_in(r) {
-  d_step { d_up && has_job[r] && j_placement[r] > d_tombstone[r] && !IS_LIVE(r) && num_free >= PAGES_AT_ONCE(r) ->
-    d_placement[r] = j_placement[r]; has_job[r] = 0; j_placement[r] = 0;
-    start_choice(2 * (r)); start_choice(2 * (r) + 1) }
+  d_step { d_up && has_job[r] && j_placement[r] > d_tombstone[r] && !IS_LIVE(r) ->
+    d_placement[r] = j_placement[r];
+    d_older = (IS_LIVE(1 - (r)) -> 1 - (r) : (r));
+    start_choice(2 * (r)); start_choice(2 * (r) + 1);
+#ifdef NO_HEIR
+    d_has_leader[r] = d_runs[2 * (r)];
+#endif
+    forget_job(r);
+    note_end(r) }
 }
 
-inline write_part(x) {
+inline write_part(x) { p_content[d_part[x]] = (d_index[x] == 0 -> PART((x) / 2) : OWN(x)) }   /* also what was shown */
+
+/* With pages for all that it has to compute, leaving those that are promised. Nobody overtakes the head of the line. */
+inline admit_leader(x) {
+  d_step { d_up && IN_LINE(x) && !d_has_prompt[(x) / 2] && LEADS(x) && IS_AT_HEAD(x) &&
+           num_free >= 2 + NUM_PROMISED((x) / 2) ->
+    take_page(d_full[x]); take_page(d_part[x]) }
+}
+
+inline compute_prompt(x) {
+  d_step { d_up && LEADS(x) && HAS_PAGES(x) && !d_has_prompt[(x) / 2] ->
+    p_content[d_full[x]] = PROMPT((x) / 2);
+    write_part(x);
+    /* L4: those that follow go on at once, unless older ones take what is there. */
+    assert(IS_YOUNGER((x) / 2) || num_free >= NUM_FOLLOWING((x) / 2));
+    d_has_prompt[(x) / 2] = 1 }
+}
+
+#ifdef FOLLOW_EARLY
+#define MAY_JOIN(x) (d_has_prompt[(x) / 2] || HAS_PAGES(SIBLING(x)))
+#else
+#define MAY_JOIN(x) d_has_prompt[(x) / 2]
+#endif
+
+/* The leader is here: its full block is shared, what the prompt has left in the next one is copied. */
+inline branch(x) {
+  d_step { d_up && IN_LINE(x) && MAY_JOIN(x) && HAS_PAGES(SIBLING(x)) && IS_AT_HEAD(x) &&
+           num_free >= 1 + NUM_PROMISED((x) / 2) ->
+    d_full[x] = d_full[SIBLING(x)]; p_owners[d_full[x]]++;
+#ifdef SHARE_PARTIAL
+    d_part[x] = d_part[SIBLING(x)]; p_owners[d_part[x]]++
+#else
+    take_page(d_part[x]);
+#ifdef COPY_LATE
+    d_source[x] = d_part[SIBLING(x)]
+#else
+    copy_part(x, d_part[SIBLING(x)])
+#endif
+#endif
+  }
+}
+
+inline copy_part(x, source) {
   if
-  :: d_runs[x] && d_index[x] == 0 -> p_content[d_part[x]] = PART((x) / 2)
-  :: d_runs[x] && d_index[x] == 1 -> p_content[d_part[x]] = OWN(x)       /* shown before: computed again */
-  :: else
+  :: p_content[source] == PART((x) / 2) || p_content[source] == OWN(SIBLING(x)) -> write_part(x)
+  :: else -> p_content[d_part[x]] = p_content[source]
   fi
 }
 
-inline compute_prompt(r) {
-  d_step { d_up && IS_LIVE(r) && !d_has_prompt[r] && HAS_COPIES(r) ->
-#ifdef RESERVE_LATE
-    if
-    :: d_runs[2 * (r)] && d_part[2 * (r)] == NO_PAGE -> take_page(d_part[2 * (r)])
-    :: else
-    fi;
-    if
-    :: d_runs[2 * (r) + 1] && d_part[2 * (r) + 1] == NO_PAGE -> take_page(d_part[2 * (r) + 1])
-    :: else
-    fi;
+#ifdef COPY_LATE
+inline copy(x) { d_step { d_up && d_source[x] != NO_PAGE -> copy_part(x, d_source[x]); d_source[x] = NO_PAGE } }
+#else
+inline copy(x) { d_step { false -> skip } }
 #endif
-    d_has_prompt[r] = 1;
-    if
-    :: d_runs[2 * (r)] -> p_content[d_full[2 * (r)]] = PROMPT(r)
-    :: else -> p_content[d_full[2 * (r) + 1]] = PROMPT(r)
-    fi;
-    write_part(2 * (r)); write_part(2 * (r) + 1) }
+
+/* The leader is over: the prompt is computed again. */
+inline join_alone(x) {
+  d_step { d_up && IN_LINE(x) && d_has_prompt[(x) / 2] && !HAS_PAGES(SIBLING(x)) && IS_AT_HEAD(x) &&
+           num_free >= 2 + NUM_PROMISED((x) / 2) ->
+    take_page(d_full[x]); take_page(d_part[x]);
+    p_content[d_full[x]] = PROMPT((x) / 2); write_part(x) }
 }
 
 /* S1: token 0 comes from the prompt alone, the next one also from the choice's own token 0. */
 inline emit(x) {
-  d_step { d_up && d_runs[x] && d_has_prompt[(x) / 2] && len(frames) < 2 && (d_index[x] < LENGTH - 1 || ENDS_HERE((x) / 2)) ->
+  d_step { d_up && HAS_PAGES(x) && d_has_prompt[(x) / 2] && IS_COPIED(x) && len(frames) < 2 &&
+           (d_index[x] < LENGTH - 1 || ENDS_HERE(x)) ->
     assert(p_content[d_full[x]] == PROMPT((x) / 2));
     if
     :: d_index[x] == 0 -> assert(p_content[d_part[x]] == PART((x) / 2)); p_content[d_part[x]] = OWN(x)
@@ -253,6 +347,19 @@ inline emit(x) {
     :: d_index[x] == LENGTH -> end_choice(x); note_end((x) / 2)
     :: else
     fi }
+}
+
+/* A choice cannot go on: its request has failed, and the other choice is of no use. */
+inline break_down(x) {
+  d_step { MAY(breaks_left) && d_up && HAS_PAGES(x) && d_has_prompt[(x) / 2] && len(frames) < 2 ->
+    breaks_left--;
+    frames!x,d_placement[(x) / 2],FAILURE,0;
+#ifdef FAIL_ALONE
+    end_choice(x);
+#else
+    end_choice(x); end_choice(SIBLING(x));
+#endif
+    note_end((x) / 2) }
 }
 
 inline take_cancel(r) {
@@ -279,43 +386,71 @@ inline cancel_choices(r) {
 #endif
 }
 
+inline take_enough(x) {
+  d_step { d_up && enough_to[x] > 0 ->
+    if
+    :: IS_LIVE((x) / 2) && d_placement[(x) / 2] == enough_to[x] ->
+       end_choice(x);
+#ifdef ENOUGH_IS_ALL          /* a choice that is cancelled ends the other one, too */
+       end_choice(SIBLING(x));
+#endif
+       note_end((x) / 2)
+    :: else ->
+#ifndef FORGET_UNWANTED       /* the job may still come */
+       d_unwanted[x] = enough_to[x]
+#endif
+    fi;
+    enough_to[x] = 0 }
+}
+
 /* ---- faults ------------------------------------------------------------------------------------------------------------------ */
 
 /* From here on nothing goes wrong any more: what should happen "eventually" must not need another fault. */
-inline calm_down() { d_step { !is_calm && (faults_left > 0 || cancels_left > 0) -> is_calm = 1 } }
+inline calm_down() {
+  d_step { !is_calm && (faults_left > 0 || cancels_left > 0 || enoughs_left > 0 || breaks_left > 0) -> is_calm = 1 }
+}
+
+inline forget_worker(r) {
+  end_choice(2 * (r)); end_choice(2 * (r) + 1); note_end(r);
+  d_tombstone[r] = 0; d_unwanted[2 * (r)] = 0; d_unwanted[2 * (r) + 1] = 0;
+  cancel_to[r] = 0; enough_to[2 * (r)] = 0; enough_to[2 * (r) + 1] = 0;
+  forget_job(r)
+}
 
 inline kill_worker() {
   d_step { MAY(faults_left) && d_up ->
-    faults_left--; d_up = 0;
+    faults_left--; d_up = 0; d_older = 0;
     do
     :: len(frames) > 0 -> frames?a,b,c,d
     :: else -> break
     od;
     a = 0; b = 0; c = 0; d = 0;
-    end_choice(0); end_choice(1); end_choice(2); end_choice(3);
-    note_end(0); note_end(1);
-    d_tombstone[0] = 0; d_tombstone[1] = 0; cancel_to[0] = 0; cancel_to[1] = 0;
-    has_job[0] = 0; has_job[1] = 0; j_placement[0] = 0; j_placement[1] = 0 }
+    forget_worker(0); forget_worker(1) }
 }
 
 inline restart_worker() { d_step { !d_up && g_state[0] != PLACED && g_state[1] != PLACED -> d_up = 1 } }
 
 #define EACH_REQUEST(step) :: step(0) :: step(1)
+#define EACH_CHOICE(step) :: step(0) :: step(1) :: step(2) :: step(3)
 
 active proctype world() {
   do
   EACH_REQUEST(place)
   EACH_REQUEST(lose_worker)
   EACH_REQUEST(client_leaves)
+  EACH_CHOICE(has_enough)
   :: take_frame()
   EACH_REQUEST(drop_job)
   EACH_REQUEST(take_in)
-  EACH_REQUEST(compute_prompt)
-  :: emit(0)
-  :: emit(1)
-  :: emit(2)
-  :: emit(3)
+  EACH_CHOICE(admit_leader)
+  EACH_CHOICE(compute_prompt)
+  EACH_CHOICE(branch)
+  EACH_CHOICE(copy)
+  EACH_CHOICE(join_alone)
+  EACH_CHOICE(emit)
+  EACH_CHOICE(break_down)
   EACH_REQUEST(take_cancel)
+  EACH_CHOICE(take_enough)
   :: kill_worker()
   :: calm_down()
   :: restart_worker()

@@ -26,6 +26,17 @@ PLANTS = (
         tests=(f"{UNIT}::TestPrompt::test_full_blocks_are_shared_and_the_last_one_is_copied", MACHINE),
     ),
     Plant(
+        name="copied-late",
+        rule="What a choice needs of a block is copied in the step of its admission, while the leader has it.",
+        file="decode_worker/admission.py",
+        text="        copies = tuple(self._copies)\n        self._copies.clear()\n",
+        replacement=(
+            "        copies, self._late = getattr(self, '_late', ()), tuple(self._copies)\n"
+            "        self._copies.clear()\n"
+        ),
+        tests=(f"{UNIT}::TestPrompt::test_full_blocks_are_shared_and_the_last_one_is_copied", MACHINE),
+    ),
+    Plant(
         name="RESERVE_LATE",
         rule="A leader is admitted when there are pages and seats for all of its choices.",
         file="decode_worker/admission.py",
@@ -158,6 +169,14 @@ PLANTS = (
         tests=(f"{UNIT}::TestEnds::test_nan_in_one_choice_ends_all_of_them_and_nobody_else", MACHINE),
     ),
     Plant(
+        name="failed-choices-stay",
+        rule="With a choice whose logits are bad, the blocks of all choices leave the prefix cache.",
+        file="decode_worker/scheduler.py",
+        text="            for choice in ticket.choices.tickets:\n                self._blocks",
+        replacement="            for choice in [ticket]:\n                self._blocks",
+        tests=(f"{UNIT}::TestEnds::test_no_block_of_a_choice_is_hit_after_another_one_had_nan",),
+    ),
+    Plant(
         name="pages-unneeded",
         rule="A first token that is the last one of its choice needs the pages if others follow.",
         file="decode_worker/scheduler.py",
@@ -180,6 +199,17 @@ PLANTS = (
         text="    if lack:\n",
         replacement="    if False:\n",
         tests=(f"{WORKERS}::test_a_commit_without_the_logprobs_loses_the_try",),
+    ),
+    Plant(
+        name="logprobs-not-a-number",
+        rule="Logprobs that are no numbers are not passed on.",
+        file="common/rpc/logprobs.py",
+        text="    if not all(number < math.inf for number in (message.logprob, *numbers)):\n",
+        replacement="    if False:\n",
+        tests=(
+            "tests/unit/test_logprobs_message.py::test_no_number_is_no_logprob",
+            f"{WORKERS}::test_a_commit_without_the_logprobs_loses_the_try",
+        ),
     ),
     Plant(
         name="heir-asks-for-nothing",

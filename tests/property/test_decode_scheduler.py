@@ -12,9 +12,9 @@ its prompt is complete, or left behind when one of them fails; a partial block t
 logprobs of the prompt that are incomplete, told twice or by a follower.
 
 Kills the planted bugs CANCEL_ONE, RESERVE_LATE, SHARE_PARTIAL, age-forgotten, called-too-early,
-cancelled-reservation-cached, evicted-but-known, failure-of-one, followers-orphaned, head-overtaken, hit-unpinned,
-oldest-preempted, pages-taken-during-a-step, pages-unneeded, planned-without-pages, preemption-loses-tokens,
-promise-beyond-the-pool, promise-broken, published-when-reserved, shown-at-once and uncopied.
+cancelled-reservation-cached, copied-late, evicted-but-known, failure-of-one, followers-orphaned, head-overtaken,
+hit-unpinned, oldest-preempted, pages-taken-during-a-step, pages-unneeded, planned-without-pages,
+preemption-loses-tokens, promise-beyond-the-pool, promise-broken, published-when-reserved, shown-at-once and uncopied.
 """
 
 from hypothesis import strategies as st
