@@ -92,12 +92,18 @@ class FeedHub:
                     self._start_grace(gateway, feed)
 
     def _frame(self, feed: _Feed) -> pb.FeedFrame:
+        """Return what is ready, up to the first event that is large: several of these would not fit into a message."""
         feed.wakeup.clear()
-        events = list(feed.pending)
-        feed.pending.clear()
+        events: list[pb.FeedEvent] = []
+        while feed.pending:
+            events.append(feed.pending.popleft())
+            if events[-1].tokens.prompt_logprobs:
+                break
         return pb.FeedFrame(events=events, num_steps=self.num_steps, is_stalled=self._is_stalled)
 
     async def _wait(self, feed: _Feed) -> None:
+        if feed.pending:
+            return
         try:
             async with asyncio.timeout(KEEP_ALIVE_S):
                 await feed.wakeup.wait()

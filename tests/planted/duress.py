@@ -11,6 +11,14 @@ PLACEMENT = "tests/contract/test_broker_placement.py"
 
 PLANTS = (
     Plant(
+        name="frames-without-bound",
+        rule="Events that are large do not share a frame: one that is too large would end the feed of a whole worker.",
+        file="common/runtime/feeds.py",
+        text="            if events[-1].tokens.prompt_logprobs:\n                break\n",
+        replacement="",
+        tests=("tests/unit/test_feed_hub.py::test_logprobs_of_prompts_end_a_frame_so_that_none_is_too_large",),
+    ),
+    Plant(
         name="open-with-a-suspect",
         rule="Nothing is placed on a worker that has a suspect.",
         file="common/messages/registry.py",

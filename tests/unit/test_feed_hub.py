@@ -5,12 +5,14 @@ import asyncio
 import pytest
 
 from common.messages.ids import GatewayId
+from common.rpc.options import MAX_MESSAGE_BYTES
 from common.runtime import feeds as feeds_module
 from common.runtime.feeds import FeedHub
 from proto import worker_pb2 as pb
 from tests.support.polling import turns, until
 
 GATEWAY = GatewayId("g")
+DEADLINE_S = 20.0
 
 
 def event(number: int) -> pb.FeedEvent:
@@ -42,6 +44,23 @@ async def test_events_that_are_ready_together_leave_in_one_frame() -> None:
     hub.push(GATEWAY, event(2))
     assert [item.request for item in (await anext(frames)).events] == ["1", "2"]
     await frames.aclose()
+
+
+async def test_logprobs_of_prompts_end_a_frame_so_that_none_is_too_large() -> None:
+    hub = FeedHub(lambda gateway: None)
+    large = [pb.TokenLogprobs(logprob=-1.0, top_ids=range(5), top_logprobs=[-1.0] * 5)] * 100_000
+    for number in range(30):
+        hub.push(GATEWAY, event(number))
+        if number % 2:
+            hub.push(GATEWAY, pb.FeedEvent(request=f"{number}!", tokens=pb.Tokens(prompt_logprobs=large)))
+    names: list[str] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for frame in hub.serve(GATEWAY):
+            assert frame.ByteSize() < MAX_MESSAGE_BYTES / 8
+            names.extend(item.request for item in frame.events)
+            if len(names) == 45:
+                break
+    assert names == [name for number in range(30) for name in ([f"{number}", f"{number}!"][: 1 + number % 2])]
 
 
 async def test_a_silent_feed_sends_empty_frames_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
