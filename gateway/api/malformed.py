@@ -15,6 +15,7 @@ from gateway.schemas.errors import ErrorBody, ErrorDetail
 
 MALFORMED = ErrorDetail("The request is not valid HTTP.", "invalid_request_error", code="malformed_http")
 TOO_LONG = ErrorDetail("The request line or a header is too long.", "invalid_request_error", code="header_too_large")
+NOT_EXPECTED = ErrorDetail("Of `Expect` only 100-continue is known.", "invalid_request_error", code="unknown_expect")
 MISTAKE = ErrorDetail(INTERNAL_MESSAGE, "server_error", code="internal_error")
 
 
@@ -39,6 +40,14 @@ class Connection(RequestHandler):
         response.headers[HEADER] = new_request_id()
         response.force_close()
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the answer; the one to an unknown `Expect` comes from no handler, and would repeat it."""
+        if resp.status == web.HTTPExpectationFailed.status_code:
+            resp = json_response(ErrorBody(NOT_EXPECTED), resp.status)
+        return await super().finish_response(request, resp, start_time)
 
 
 class Connections(web.Server):

@@ -103,9 +103,10 @@ async def test_b140_headers_that_are_refused(
         (b"GET /" + b"x" * MIB + b" HTTP/1.1\r\nHost: x\r\n\r\n", (431, "header_too_large")),
         (b"\x16\x03\x01\x02\x00\x01" + b"\x00" * 100 + b"\r\n\r\n", (400, "malformed_http")),
         (b"<script>alert(1)</script> / HTTP/1.1\r\n\r\n", (400, "malformed_http")),
+        (b"GET /health/live HTTP/1.1\r\nHost: x\r\nExpect: script\r\n\r\n", (417, "unknown_expect")),
         (b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", (400, "malformed_http")),
     ],
-    ids=["long line", "TLS", "no method", "no version"],
+    ids=["long line", "TLS", "no method", "unknown expectation", "no version"],
 )
 async def test_b140_what_is_no_http_is_answered_by_the_error_object_and_not_repeated(
     gateway: Gateway, request_bytes: bytes, expected: tuple[int, str]
