@@ -132,3 +132,32 @@ def test_where_the_time_went(client: openai.OpenAI) -> None:
     assert timing["prefill_s"] > 0
     assert timing["queue_s"] + timing["wait_s"] + timing["prefill_s"] + timing["decode_s"] <= timing["total_s"] + 0.1
     assert "decode;dur=" in answer.headers["server-timing"]
+
+
+def test_a_response_says_what_a_chat_says(client: openai.OpenAI) -> None:
+    sampling: dict[str, Any] = {"model": MODEL, "temperature": 1.0, "extra_body": {"seed": 7}}
+    chat = client.chat.completions.create(**sampling, messages=QUESTION, max_tokens=12)
+    asked: dict[str, Any] = {**sampling, "input": str(QUESTION[0]["content"]), "max_output_tokens": 12}
+    whole = client.responses.create(**asked, include=["message.output_text.logprobs"])
+    with client.responses.stream(**asked) as stream:
+        streamed = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert whole.output_text == streamed == chat.choices[0].message.content
+    assert (whole.status, chat.choices[0].finish_reason) == ("incomplete", "length")
+    assert whole.usage is not None
+    assert chat.usage is not None
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (chat.usage.prompt_tokens, 12)
+    agree("response", chat)
+
+
+def test_tokens_are_those_of_the_prompt(client: openai.OpenAI) -> None:
+    root = str(client.base_url).removesuffix("v1/")
+    tokenized = client.post(f"{root}tokenize", body={"model": MODEL, "messages": QUESTION}, cast_to=dict[str, Any])
+    chat = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=1)
+    assert chat.usage is not None
+    assert tokenized["count"] == len(tokenized["tokens"]) == chat.usage.prompt_tokens
+    text = client.post(
+        f"{root}detokenize", body={"model": MODEL, "tokens": tokenized["tokens"]}, cast_to=dict[str, Any]
+    )
+    assert str(QUESTION[0]["content"]) in text["prompt"]
+    with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
+        client.embeddings.create(model=MODEL, input="a")
