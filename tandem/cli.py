@@ -7,9 +7,9 @@ from typing import NoReturn
 
 from common.errors import StartupError, TandemError
 from common.lifecycle.exit_codes import EXIT_CONFIG, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
+from gateway.version import version
 from tandem.console import complain, say
 from tandem.invocation import invocation
-from tandem.version import version
 
 COMMANDS = {
     "up": "start Redis, workers and gateways on this host and keep them running",

@@ -1,7 +1,6 @@
 """From the operations and their types to an OpenAPI 3.1 document."""
 
 import functools
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from gateway.openapi.operation import Operation, reason_of
 from gateway.openapi.operations import OPERATIONS
 from gateway.request_ids import HEADER as REQUEST_ID_HEADER
 from gateway.schemas.errors import ErrorBody
+from gateway.version import version
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -41,7 +41,7 @@ def document() -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "Tandem", "version": importlib.metadata.version("tandem")},
+            "info": {"title": "Tandem", "version": version()},
             "servers": [{"url": "/"}],
             "paths": paths,
             "components": {

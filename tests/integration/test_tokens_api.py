@@ -1,6 +1,5 @@
 """What a gateway tells beside answers: tokens, text of tokens, models, its version, and that it has no embeddings."""
 
-import importlib.metadata
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 from common.broker.memory_limits import MemoryLimits
 from common.messages.tenant import TenantLimits
+from gateway.version import version
 from tests.support.family_templates import HERMES
 from tests.support.gateway_server import Gateway, running_gateway
 from tests.support.keyed_gateway import KeyCabinet, bearer, running_keyed_gateway
@@ -130,7 +130,7 @@ async def test_models_and_version(gateway: Gateway) -> None:
     }
     assert await gateway.get("/v1/models/tiny") == (200, entry)
     assert await gateway.get("/v1/models") == (200, {"object": "list", "data": [entry]})
-    assert await gateway.get("/version") == (200, {"version": importlib.metadata.version("tandem")})
+    assert await gateway.get("/version") == (200, {"version": version()})
     status, answer = await gateway.get("/v1/models/other")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
