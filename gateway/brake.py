@@ -34,7 +34,8 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    error: Overloaded
+    message: str
+    retry_after_s: float
     limit_s: float
     began_s: float
     asks_s: float
@@ -61,8 +62,8 @@ class Brake:
             if now_s >= refusal.asks_s:  # this one asks; those behind it wait for what it is told
                 self._refusals[flow] = replace(refusal, asks_s=refusal.forgotten_s)
                 return
-            retry_after_s = refusal.error.retry_after_s - (now_s - refusal.began_s)
-            raise Overloaded(refusal.error.message, retry_after_s=max(retry_after_s, SHORTEST_RETRY_AFTER_S))
+            retry_after_s = refusal.retry_after_s - (now_s - refusal.began_s)
+            raise Overloaded(refusal.message, retry_after_s=max(retry_after_s, SHORTEST_RETRY_AFTER_S))
 
     def note(self, flow: Flow, limit_s: float | None, error: Overloaded) -> None:
         """A request was refused."""
@@ -72,7 +73,10 @@ class Brake:
             self._refusals.clear()
         now_s = self._clock()
         asks_s = now_s + min(error.lasts_s, LONGEST_S)
-        self._refusals[flow] = _Refusal(error, _endless(limit_s), now_s, asks_s, asks_s + ASKING_S)
+        # Not the error itself: by its traceback it holds the whole request.
+        self._refusals[flow] = _Refusal(
+            error.message, error.retry_after_s, _endless(limit_s), now_s, asks_s, asks_s + ASKING_S
+        )
 
 
 def _endless(limit_s: float | None) -> float:

@@ -1,5 +1,8 @@
 """Refusals that are repeated without asking anybody: for the like of what was refused, and not for long."""
 
+import gc
+import weakref
+
 import pytest
 
 from common.errors import Overloaded
@@ -104,3 +107,23 @@ def test_it_remembers_so_many_at_most(clock: Clock) -> None:
     brake.check(FLOW._replace(tenant=TenantId("0")), None)
     with pytest.raises(Overloaded):
         brake.check(FLOW._replace(tenant=TenantId(str(MAX_FLOWS))), None)
+
+
+def test_nothing_is_kept_of_who_was_refused(clock: Clock) -> None:
+    class Request:
+        """What the frames of a refused request hold."""
+
+    def refuse(request: Request) -> None:
+        raise refusal(9.0)
+
+    brake, request = Brake(clock), Request()
+    kept = weakref.ref(request)
+    try:
+        refuse(request)
+    except Overloaded as error:
+        brake.note(FLOW, 10.0, error)
+    del request
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(Overloaded):
+        brake.check(FLOW, 10.0)
