@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections.abc import Sequence
+from itertools import islice
 
 from common.messages.logprobs import TokenLogprobs
 from gateway.losses import Contradiction
@@ -29,14 +30,17 @@ class LogprobBuffer:
             self._top_ids.extend(entry.top_ids)
             self._top_logprobs.extend(entry.top_logprobs)
 
-    def drain(self) -> tuple[TokenLogprobs, ...]:
-        """Return all of them and forget them."""
-        alternatives = zip(self._top_ids, self._top_logprobs, strict=True)
+    def drain(self, num_tokens: int | None = None) -> tuple[TokenLogprobs, ...]:
+        """Return those of the first so many tokens, None: of all, and forget them."""
+        logprobs, nums_top = self._logprobs[:num_tokens], self._num_top[:num_tokens]
+        num_alternatives = sum(nums_top)
+        alternatives = zip(self._top_ids[:num_alternatives], self._top_logprobs[:num_alternatives], strict=True)
         drained = tuple(
-            TokenLogprobs(logprob, tuple(next(alternatives) for _ in range(num_top)))
-            for logprob, num_top in zip(self._logprobs, self._num_top, strict=True)
+            TokenLogprobs(logprob, tuple(islice(alternatives, num_top)))
+            for logprob, num_top in zip(logprobs, nums_top, strict=True)
         )
-        self._clear()
+        del self._logprobs[: len(drained)], self._num_top[: len(drained)]
+        del self._top_ids[:num_alternatives], self._top_logprobs[:num_alternatives]
         return drained
 
     def _check(self, entry: pb.TokenLogprobs) -> None:

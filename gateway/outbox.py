@@ -17,11 +17,15 @@ ItemT = TypeVar("ItemT")
 CAPACITY = 256
 """Items made ahead; then the producer should wait until the client has taken them."""
 
+CAPACITY_BYTES = 1 << 16
+"""The same where items are bytes, which may be few or many."""
+
 
 class Outbox(Generic[ItemT]):
     """Filled by one task, emptied by another. `max_wait_s` bounds the wait for the next item.
 
-    `offer` brings items at once while the consumer waits for some, or returns False and brings none of them.
+    `offer` brings items at once while the consumer waits for some, or returns False and brings none of them. `weigh`
+    tells how much of the capacity an item takes, None: one.
     """
 
     def __init__(
@@ -29,10 +33,13 @@ class Outbox(Generic[ItemT]):
         max_wait_s: float,
         capacity: int = CAPACITY,
         offer: Callable[[Sequence[ItemT]], bool] | None = None,
+        weigh: Callable[[ItemT], int] | None = None,
     ) -> None:
         self._patience = Patience(max_wait_s)
         self._capacity = capacity
         self._offer = offer
+        self._weigh = weigh
+        self._load = 0
         self._is_offering = False
         self._ready: list[ItemT] = []
         self._news: asyncio.Future[None] | None = None
@@ -44,6 +51,7 @@ class Outbox(Generic[ItemT]):
     def put(self, item: ItemT, *, is_last: bool = False) -> None:
         """Add an item; never waits. The last one is for the consumer alone."""
         self._ready.append(item)
+        self._load += 1 if self._weigh is None else self._weigh(item)
         if self._offer is None or is_last:
             self._tell()
         elif self._news is not None and not self._is_offering:
@@ -53,7 +61,7 @@ class Outbox(Generic[ItemT]):
     @property
     def is_full(self) -> bool:
         """Whether the producer should wait for `room`."""
-        return len(self._ready) >= self._capacity
+        return self._load >= self._capacity
 
     async def room(self) -> None:
         """Return when everything that was ready has been taken."""
@@ -72,7 +80,7 @@ class Outbox(Generic[ItemT]):
             finally:
                 self._news = None
         self._has_room.set()
-        items, self._ready = self._ready, []
+        items, self._ready, self._load = self._ready, [], 0
         return items
 
     def finish(self) -> None:
@@ -89,7 +97,7 @@ class Outbox(Generic[ItemT]):
         if self._news is None or self._news.done() or not self._ready:
             return
         if offer(self._ready):
-            self._ready = []
+            self._ready, self._load = [], 0
             self._has_room.set()
             self._patience.renew()
         else:

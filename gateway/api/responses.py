@@ -12,7 +12,7 @@ from gateway.api.bodies import parse_body
 from gateway.api.keys import EVENT_STREAM, REQUEST_ID, SERVICE
 from gateway.api.streaming import EventCarrier
 from gateway.delivery import deliver
-from gateway.outbox import Outbox
+from gateway.outbox import CAPACITY_BYTES, Outbox
 from gateway.responses.request import in_own_words, parse_response
 from gateway.responses.sinks import StreamedResponse, WholeResponse, event_bytes
 from gateway.responses.writer import ResponseWriter
@@ -52,7 +52,7 @@ async def _stream(http: web.Request, served: Serving, writer: ResponseWriter) ->
     stream = http[EVENT_STREAM] = EventStream(
         http, settings.write_timeout_s, lambda error: event_bytes(writer.failure(error.error))
     )
-    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s)
+    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s, CAPACITY_BYTES, weigh=len)
     timing = served.record.timing if asks_for_timing(http) else None
     made = served.answer(StreamedResponse(writer, timing, outbox))
     with closing(stream):

@@ -51,6 +51,17 @@ async def test_the_producer_waits_for_a_slow_consumer() -> None:
     assert taken == list(range(6))
 
 
+async def test_what_is_made_ahead_is_bounded_by_its_size() -> None:
+    outbox: Outbox[bytes] = Outbox(LONG_S, 10, weigh=len)
+    outbox.put(b"1234")
+    assert not outbox.is_full
+    outbox.put(b"5678901234567890")
+    assert outbox.is_full
+    assert await outbox.take() == [b"1234", b"5678901234567890"]
+    assert not outbox.is_full
+    outbox.close()
+
+
 async def test_what_the_producer_left_is_taken_before_its_failure_is_told() -> None:
     outbox: Outbox[int] = Outbox(LONG_S)
 
