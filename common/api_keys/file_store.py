@@ -45,6 +45,10 @@ class FileKeyStore:
         """Add a key, or replace the one with its id; make the file if there is none."""
         await asyncio.to_thread(self._put, key)
 
+    async def replace(self, key: ApiKey) -> bool:
+        """Replace the key with its id; False if there is none."""
+        return await asyncio.to_thread(self._replace, key)
+
     async def remove(self, tenant: TenantId) -> bool:
         """Forget a key; return whether there was one."""
         return await asyncio.to_thread(self._remove, tenant)
@@ -80,16 +84,26 @@ class FileKeyStore:
 
     def _put(self, key: ApiKey) -> None:
         with self._locked():
-            others = [other for other in self._keys() if other.id != key.id]
-            self._write((*others, key))
+            self._write((*self._others(key.id), key))
+
+    def _replace(self, key: ApiKey) -> bool:
+        with self._locked():
+            others = self._others(key.id)
+            is_there = len(others) < len(self._keys())
+            if is_there:
+                self._write((*others, key))
+            return is_there
 
     def _remove(self, tenant: TenantId) -> bool:
         with self._locked():
-            keys = self._keys()
-            others = tuple(key for key in keys if key.id != tenant)
-            if len(others) < len(keys):
+            others = self._others(tenant)
+            is_there = len(others) < len(self._keys())
+            if is_there:
                 self._write(others)
-            return len(others) < len(keys)
+            return is_there
+
+    def _others(self, tenant: TenantId) -> tuple[ApiKey, ...]:
+        return tuple(key for key in self._keys() if key.id != tenant)
 
     def _keys(self) -> tuple[ApiKey, ...]:
         if not self._path.exists():

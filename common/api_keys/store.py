@@ -15,6 +15,9 @@ class KeyStore(Protocol):
     async def put(self, key: ApiKey) -> None:
         """Add a key, or replace the one with its id."""
 
+    async def replace(self, key: ApiKey) -> bool:
+        """Replace the key with its id; False if there is none: it may have been removed just now."""
+
     async def remove(self, tenant: TenantId) -> bool:
         """Forget a key; return whether there was one."""
 

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 NO_VERSION = "-"
 """No version is called so."""
 
+ANY, KNOWN = "any", "known"
+"""Which ids are written."""
+
 
 class RedisKeyStore:
     """The keys of one cluster. Whoever made the connection closes it, unless `owns_connection`."""
@@ -40,11 +43,16 @@ class RedisKeyStore:
 
     async def put(self, key: ApiKey) -> None:
         """Add a key, or replace the one with its id."""
-        await self._connection.run(scripts.WRITE_KEY, API_KEYS, secrets.token_hex(8), key.id, encode(key))
+        await self._connection.run(scripts.WRITE_KEY, API_KEYS, secrets.token_hex(8), key.id, ANY, encode(key))
+
+    async def replace(self, key: ApiKey) -> bool:
+        """Replace the key with its id; False if there is none."""
+        version = secrets.token_hex(8)
+        return bool(await self._connection.run(scripts.WRITE_KEY, API_KEYS, version, key.id, KNOWN, encode(key)))
 
     async def remove(self, tenant: TenantId) -> bool:
         """Forget a key; return whether there was one."""
-        return bool(await self._connection.run(scripts.WRITE_KEY, API_KEYS, secrets.token_hex(8), tenant))
+        return bool(await self._connection.run(scripts.WRITE_KEY, API_KEYS, secrets.token_hex(8), tenant, KNOWN))
 
     async def close(self) -> None:
         """Close the connection, if it is ours."""

@@ -40,7 +40,7 @@ class ApiKey(
     share of the service that its requests get while there is not enough for all.
     """
 
-    id: TenantId
+    id: Annotated[TenantId, msgspec.Meta(min_length=1)]
     name: str
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     created: int

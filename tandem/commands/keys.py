@@ -97,15 +97,14 @@ async def _list(store: KeyStore, *, is_json: bool) -> int:
 
 
 async def _rotate(store: KeyStore, tenant: TenantId) -> int:
-    found = [key for key in await _keys(store) if key.id == tenant]
-    if not found:
-        complain(f"there is no key {tenant}")
-        return EXIT_FAILURE
     key = new_key()
-    record = msgspec.structs.replace(found[0], digest=digest_of(key))
-    await store.put(record)
-    _show_once(key, record)
-    return EXIT_OK
+    for found in await _keys(store):
+        record = msgspec.structs.replace(found, digest=digest_of(key))
+        if found.id == tenant and await store.replace(record):  # else it was revoked meanwhile, and stays so
+            _show_once(key, record)
+            return EXIT_OK
+    complain(f"there is no key {tenant}")
+    return EXIT_FAILURE
 
 
 async def _revoke(store: KeyStore, tenants: Sequence[TenantId]) -> int:

@@ -86,6 +86,19 @@ async def test_a_removed_key_is_gone_and_no_other(store: KeyStore) -> None:
     assert await keys_in(store) == [BOB]
 
 
+async def test_a_key_that_was_removed_meanwhile_is_not_replaced(store: KeyStore) -> None:
+    await store.put(ALICE)
+    await store.put(BOB)
+    rotated = msgspec.structs.replace(BOB, digest="c" * 64)
+    assert await store.replace(rotated)
+    assert await keys_in(store) == [ALICE, rotated]
+    await store.remove(BOB.id)
+    version = await version_of(store)
+    assert not await store.replace(rotated)
+    assert await keys_in(store) == [ALICE]
+    assert await store.read(version) is None
+
+
 async def test_every_write_is_noticed_and_nothing_else(store: KeyStore) -> None:
     version = await version_of(store)
     assert await store.read(version) is None

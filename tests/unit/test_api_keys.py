@@ -204,6 +204,7 @@ class TestFile:
             '{"keys": 3}',
             '{"keys": [{}]}',
             '{"keys": [{"kind": "api_key", "id": "a", "name": "", "digest": "x", "created": 1}]}',
+            f'{{"keys": [{{"kind": "api_key", "id": "", "name": "", "digest": "{"0" * 64}", "created": 1}}]}}',
         ],
     )
     async def test_one_that_is_malformed_is_refused(self, tmp_path: Path, content: str) -> None:
@@ -215,6 +216,7 @@ class TestFile:
             ({"limits": '{"requests_per_minute": 0}'}, "no file of keys"),
             ({"limits": '{"request_per_minute": 5}'}, "no file of keys"),
             ({"weight": "-1"}, "no file of keys"),
+            ({"weight": "0.0009"}, "no file of keys"),
             ({"forbidden": "1"}, "no file of keys"),
         ],
     )
