@@ -37,6 +37,9 @@ class Shelf:
     async def put(self, key: ApiKey) -> None:
         raise NotImplementedError
 
+    async def replace(self, key: ApiKey) -> bool:
+        raise NotImplementedError
+
     async def remove(self, tenant: TenantId) -> bool:
         raise NotImplementedError
 
