@@ -109,8 +109,9 @@ async def test_b051_a_first_token_that_stops_waits_for_pages_that_others_need(pa
     await until(lambda: client.early_tokens("r"), "the first token is sampled")
     ((_, attempt),) = decode.worker._receiver.attempts()
     await until(lambda: attempt.commit is not None, "it is committed")
-    assert not attempt.outcome.done()
+    is_won = attempt.outcome.done()
     puller(decode).gate.set()
+    assert not is_won
     got = await client.answers("r", 2)
     assert got[0] == Answer([first], "stop")
     assert got[1].tokens == answer(PROMPT, 5, (first,), choice=1)
