@@ -102,11 +102,14 @@ def _of_outputs(wanted: StructuredOutputs) -> Iterator[tuple[str, Answer]]:
 
 def schema_of(raw: msgspec.Raw, param: str) -> JsonSchema | None:
     """Return the schema in a JSON value: an object, or a string that holds one; None for null."""
-    text = _bounded(bytes(raw).decode().strip(), param)
-    if text == "null":
-        return None
-    if text.startswith('"'):
-        text = msgspec.json.decode(text, type=str).strip()
+    try:
+        text = _bounded(bytes(raw).decode().strip(), param)
+        if text == "null":
+            return None
+        if text.startswith('"'):
+            text = msgspec.json.decode(text, type=str).strip()
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:  # nobody has looked into it yet
+        raise InvalidRequest(f"`{param}` is not valid JSON: {error}.", param=param, code="invalid_json") from error
     if not text.startswith("{"):
         raise InvalidRequest(f"`{param}` must be an object, or a string that holds one.", param=param)
     return JsonSchema(text)

@@ -116,3 +116,26 @@ def test_what_is_too_long_to_be_compiled_is_refused_at_once(name: str) -> None:
     with pytest.raises(InvalidRequest, match=str(MAX_GRAMMAR_BYTES)) as refusal:
         asked(**{name: values.get(name, text)})
     assert (refusal.value.param, refusal.value.code) == (name, "invalid_grammar")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"guided_json": {"a": "\xff"}',
+        b'"guided_json": "{\xff}"',
+        b'"structured_outputs": {"json": {"\xff": 1}}',
+        b'"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "\xff"}}}',
+    ],
+)
+def test_a_schema_that_is_no_text_is_refused_by_name(fields: bytes) -> None:
+    refused = parse_body(b'{"model": "m", "prompt": "p", ' + fields + b"}")
+    assert refused.value.param is not None
+    assert fields.startswith(b'"' + refused.value.param.split(".")[0].encode())
+    assert "not valid JSON" in refused.value.message
+
+
+def parse_body(body: bytes) -> pytest.ExceptionInfo[InvalidRequest]:
+    """Return why the body is refused."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(body)
+    return caught
