@@ -20,6 +20,12 @@ from gateway.tools.request import ToolUse
 
 _CHECK = "tandem_check_deadline"
 
+QUICK_S = 0.001
+"""What one turn of the event loop may take beside all the others."""
+
+NUM_QUICK = 8
+"""So many conversations in a row must have been rendered quickly before a template is trusted to be quick."""
+
 
 class ChatTemplate:
     """Renders conversations for one model. May be used from several threads."""
@@ -43,6 +49,13 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._timeout_s = timeout_s
         self._clock = clock
+        self._num_quick = 0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it has always been, of late: then a short conversation may be rendered on the event loop, for a
+        thread's turn costs more."""
+        return self._num_quick >= NUM_QUICK
 
     def render(
         self, messages: Iterable[TemplateMessage], kwargs: Mapping[str, Any], tools: ToolUse | None = None
@@ -63,6 +76,7 @@ class ChatTemplate:
             "add_generation_prompt": True,
             _CHECK: self._deadline_check(),
         }
+        began_s = time.thread_time()
         try:
             return self._template.render(variables)
         except RefusedByTemplate as error:
@@ -78,6 +92,9 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"The model's chat template cannot render the messages ({reason}).", param="messages"
             ) from error
+        finally:
+            is_quick = time.thread_time() - began_s < QUICK_S
+            self._num_quick = self._num_quick + 1 if is_quick else 0
 
     def _check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
         """What asks for nothing that the model does not do anyway is taken: not to think."""

@@ -19,6 +19,7 @@ from common.broker.policy import BrokerPolicy
 from common.broker.redis_broker import RedisBroker
 from common.broker.redis_notices import RedisNoticeBoard
 from common.broker.redis_registry import RedisModelIndex
+from common.lifecycle.garbage import settle
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId, ModelName
 from common.rpc.channels import Channels
@@ -152,6 +153,7 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
                 tls = None if certificates is None else certificates.context
                 runner = await _listen(app, settings, cluster.engine.readiness, signals, tls)
                 logger.info("listening on %s:%d, for gRPC on port %d", settings.host, port_of(runner), rpc.port)
+                settle()
                 await signals.stop.wait()
                 await close_gently(runner, settings.drain_s, signals, settings.drain_delay_s, rpc.leave)
     await asyncio.to_thread(flush_tracing)

@@ -4,6 +4,7 @@ Frames are put together out of bytes made before, so that a token costs this sid
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ import grpc
 from bench.gateway.pacing import BURST, Pacer
 from bench.gateway.script import FINGERPRINT, MAX_CONTEXT, MODEL, Script
 from common.broker.redis_broker import RedisBroker
+from common.errors import BrokerUnavailable
 from common.lifecycle.epochs import new_epoch
 from common.messages.ids import EntryId, RequestId, WorkerId
 from common.messages.job import Job
@@ -105,7 +107,8 @@ class Source:
     async def _beat(self, record: WorkerRecord) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            await self._beat_once(record)
+            with contextlib.suppress(BrokerUnavailable):  # the next one will do
+                await self._beat_once(record)
 
     async def _beat_once(self, record: WorkerRecord) -> None:
         load = WorkerLoad(
@@ -119,7 +122,12 @@ class Source:
 
     async def _read(self) -> None:
         while True:
-            for item in await self._broker.jobs.read(WORKER, self._epoch, self._absorbed, READ_BLOCK_S):
+            try:
+                items = await self._broker.jobs.read(WORKER, self._epoch, self._absorbed, READ_BLOCK_S)
+            except BrokerUnavailable:
+                await asyncio.sleep(BEAT_S)
+                continue
+            for item in items:
                 self._absorbed = item.entry
                 self._take(item.job)
 

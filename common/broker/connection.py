@@ -1,9 +1,9 @@
-"""The way to Redis: one deadline per command, no retries, no connection used again after a cancelled command.
+"""The way to Redis: one deadline per command, no retries, no reply given to another command than its own.
 
-redis-py 8 would retry ten times by itself and time out each socket read; both are off. The deadline stands around the
-whole command, connecting included. When it or a cancellation strikes while a reply is outstanding, redis-py closes that
-connection, so the late reply cannot become the answer of the next command. Who waits for Redis to come back is the
-caller (`backoff`).
+Commands share a connection (`Pipeline`); each blocking read has one of redis-py's. redis-py 8 would retry ten times by
+itself and time out each socket read; both are off. The deadline stands around the whole command, connecting included.
+When it or a cancellation strikes a blocking read while its reply is outstanding, redis-py closes that connection. Who
+waits for Redis to come back is the caller (`backoff`).
 """
 
 import asyncio
@@ -15,33 +15,29 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
+from common.broker.pipeline import Pipeline
+from common.broker.resp import Argument
 from common.broker.scripts import Script
 from common.errors import BrokerUnavailable, InvalidSetting
 
-Argument = str | bytes | int | float
-
 COMMAND_TIMEOUT_S = 1.0
-MAX_COMMANDS = 32
-"""Commands of one process that are under way at once; the others wait for their turn within their deadline."""
 
-_MAX_CONNECTIONS = 1 << 16  # the gate bounds commands, and each blocking read has an owner that awaits it
+_MAX_CONNECTIONS = 1 << 16  # each blocking read has an owner that awaits it
 _MENDABLE = ("NOGROUP", "UNBLOCKED")
 
 
 class RedisConnection:
-    """Connections to one Redis: a bounded set for commands, others for blocking reads. Connects when first used."""
+    """Connections to one Redis: one for commands, others for blocking reads. Connects when first used."""
 
     def __init__(self, url: str, *, command_timeout_s: float = COMMAND_TIMEOUT_S) -> None:
         self._command_timeout_s: Final = command_timeout_s
-        self._commands = _client(url, command_timeout_s)
         self._blocking = _client(url, command_timeout_s)
-        self._gate = asyncio.Semaphore(MAX_COMMANDS)
+        self._commands = Pipeline(self._blocking.connection_pool, command_timeout_s)
 
     async def call(self, *command: Argument) -> Any:  # noqa: ANN401 - a reply of the Redis protocol, each caller knows its own
         """Return the reply to a command; raise `BrokerUnavailable`."""
         try:
-            async with asyncio.timeout(self._command_timeout_s), self._gate:
-                return await self._commands.execute_command(*command)  # type: ignore[no-untyped-call]  # so it is in redis-py
+            return await self._commands.call(command)
         except (RedisError, OSError, TimeoutError) as error:
             raise await self._translated(error) from error
 
@@ -73,12 +69,12 @@ class RedisConnection:
 
     async def close(self) -> None:
         """Close every connection; commands under way fail."""
-        await self._commands.aclose()
+        await self._commands.close()
         await self._blocking.aclose()
 
     async def _translated(self, error: Exception) -> BrokerUnavailable:
         if isinstance(error, ReadOnlyError):  # the primary is another one now: resolve its name again
-            await self._commands.connection_pool.disconnect(inuse_connections=False)
+            await self._commands.close()
             await self._blocking.connection_pool.disconnect(inuse_connections=False)
         return BrokerUnavailable(f"Redis is unavailable: {str(error) or type(error).__name__}")
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from common.broker import scripts
-from common.broker.connection import Argument, RedisConnection, StreamVanished
+from common.broker.connection import RedisConnection, StreamVanished
 from common.broker.demand import Demand
 from common.broker.entries import sort_out
 from common.broker.keys import Keys, escape
@@ -21,6 +21,7 @@ from common.broker.protocols import (
     Waiting,
     Whereabouts,
 )
+from common.broker.resp import Argument
 from common.errors import StalePlacement
 from common.messages.codec import encode
 from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, TenantId, WorkerId

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from common.broker import scripts
-from common.broker.connection import Argument, RedisConnection
+from common.broker.connection import RedisConnection
 from common.broker.keys import tenant_keys
 from common.broker.limits import NUM_STEPS, Allowance, Demand, Limit, Quota, Refusal, Verdict
 from common.broker.policy import BrokerPolicy
+from common.broker.resp import Argument
 from common.messages.ids import RequestId, TenantId
 from common.messages.tenant import TenantLimits
 

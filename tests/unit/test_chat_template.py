@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import GenerationFailed, InvalidRequest
-from gateway.chat_template import ChatTemplate
+from gateway.chat_template import NUM_QUICK, ChatTemplate
 from gateway.schemas.tools import FunctionDefinition, Tool
 from gateway.tools.request import tool_use
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE
@@ -135,3 +135,22 @@ def test_other_failures_name_the_messages(source: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         render(source)
     assert caught.value.param == "messages"
+
+
+def test_a_template_is_trusted_to_be_quick_once_it_has_been_and_until_it_is_not() -> None:
+    slow_if_long = template("{% for i in range(messages[0].content | length * 1000) %}{{ i }}{% endfor %}")
+    short, long = [{"role": "user", "content": ""}], [{"role": "user", "content": "x" * 50}]
+    for _ in range(NUM_QUICK):
+        assert not slow_if_long.is_quick
+        slow_if_long.render(short, {})
+    assert slow_if_long.is_quick
+    slow_if_long.render(long, {})
+    assert not slow_if_long.is_quick
+
+
+def test_a_refused_conversation_takes_its_time_too() -> None:
+    refusing = template("{{ raise_exception('no') }}")
+    for _ in range(NUM_QUICK):
+        with pytest.raises(InvalidRequest):
+            refusing.render(HI, {})
+    assert refusing.is_quick
