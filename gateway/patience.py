@@ -7,6 +7,7 @@ in the sockets, so nobody's patience ends before they were read.
 """
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -20,11 +21,13 @@ GRACE_S = 2.0
 class Patience:
     """Entered around one wait after the other, by one task at a time; a wait above the limit raises `TimeoutError`.
 
+    `has_moved` is asked then: if what is waited for has moved since it was asked last, the wait begins anew.
     Must be closed, or its timer outlives its owner by up to the limit.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, has_moved: Callable[[], bool] | None = None) -> None:
         self._limit_s = limit_s
+        self._has_moved = has_moved
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline_s: float | None = None
         self._task: asyncio.Task[object] | None = None
@@ -81,6 +84,8 @@ class Patience:
             return
         if loop.time() - self._look_s > LATE_S:
             self._deadline_s = max(self._deadline_s, loop.time() + GRACE_S)
+        if loop.time() >= self._deadline_s and self._has_moved is not None and self._has_moved():
+            self._deadline_s = loop.time() + self._limit_s
         if loop.time() < self._deadline_s:
             self._look_at(self._deadline_s, loop)
             return

@@ -4,6 +4,7 @@ The response starts with the first write, so an error before it can still be an 
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +17,10 @@ from gateway.schemas.errors import ErrorBody
 
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
+
+MAX_UNSENT_BYTES: Final = 1 << 14
+"""So much of a stream the kernel takes beyond what is on its way. By itself it takes megabytes for a client that reads
+slowly, and nobody sees for minutes whether that client still reads."""
 
 MAX_BUFFERED_BYTES: Final = 1 << 16
 """So much may wait in the process for a client to take it, as much as aiohttp lets wait."""
@@ -48,7 +53,9 @@ class EventStream:
     ) -> None:
         self._request = request
         self._failure = failure
-        self._patience = Patience(write_timeout_s)
+        self._patience = Patience(write_timeout_s / 2, self._has_taken_some)
+        self._num_waiting: int | None = None
+        """Bytes that the client had not taken at the last look during this write."""
         self._response: web.StreamResponse | None = None
         self._open: asyncio.Transport | None = None
         """Where chunks can be written past the response: its head and a first chunk have been."""
@@ -97,7 +104,14 @@ class EventStream:
         """Stop the timer; the response itself ends when its handler returns."""
         self._patience.close()
 
+    def _has_taken_some(self) -> bool:
+        """Whether the client takes bytes, however slowly: asked after each half of the time that it has."""
+        transport, before = self._request.transport, self._num_waiting
+        self._num_waiting = 0 if transport is None else transport.get_write_buffer_size()
+        return before is None or self._num_waiting < before
+
     async def _write(self, chunk: bytes) -> None:
+        self._num_waiting = None
         try:
             with self._patience:
                 response = self._response or await self._start()
@@ -113,9 +127,16 @@ class EventStream:
     async def _start(self) -> web.StreamResponse:
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(self._request)
+        _keep_unsent_short(self._request.transport)
         self._response = response
         return response
 
     def _abort(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+def _keep_unsent_short(transport: asyncio.BaseTransport | None) -> None:
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)

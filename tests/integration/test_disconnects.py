@@ -123,6 +123,29 @@ async def test_b107_a_slow_reader_gets_everything(gateway: Gateway) -> None:
     assert b"[DONE]" in received
 
 
+@pytest.mark.parametrize("size", [1, 100], ids=["short events", "long events"])
+async def test_b107_who_reads_slowly_and_steadily_is_not_dropped(size: int) -> None:
+    """What fills the buffers takes such a client longer than a client may take nothing."""
+    piece, num_pieces = tuple(byte_ids(TOKENIZER, "x" * size)), 400_000 // (300 + size * 60)
+    engine = ScriptedEngine([tiny_card(TOKENIZER, max_context=10**7)])
+    engine.play([*[piece] * num_pieces, Stop()])
+    loop, received = asyncio.get_running_loop(), bytearray()
+    async with running_gateway(engine, write_timeout_s=1.0) as gateway:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", gateway.port))
+            body = chat_body(stream=True, logprobs=True)
+            await loop.sock_sendall(
+                client, raw_request(CHAT, body).replace(b"Host: x", b"Host: x\r\nConnection: close")
+            )
+            while part := await loop.sock_recv(client, 1024):
+                received += part
+                await asyncio.sleep(0.015)  # it is slow
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert received.count(b"x" * size + b'"},') == num_pieces
+
+
 async def test_b107_a_reader_that_is_behind_the_end_gets_everything() -> None:
     """The whole answer is ready while its first part still waits for the client."""
     first, last = tuple(byte_ids(TOKENIZER, "x" * 8000)), tuple(byte_ids(TOKENIZER, "y" * 9))

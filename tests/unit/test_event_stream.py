@@ -29,7 +29,7 @@ class SlowResponse:
 @pytest.mark.parametrize("is_last", [True, False])
 async def test_an_error_behind_done_is_not_told(is_last: bool) -> None:
     """The deadline passes, or the gateway is stopped, while the client is slow to take the end."""
-    stream = EventStream(make_mocked_request("POST", "/"), write_timeout_s=0.05)
+    stream = EventStream(make_mocked_request("POST", "/", transport=Transport()), write_timeout_s=0.05)
     response: Any = SlowResponse()
     stream._response = response
     sending = asyncio.create_task(stream.send(event_of(b"{}") + (DONE if is_last else b""), is_last=is_last))
@@ -59,6 +59,31 @@ class Transport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.is_gone
+
+    def abort(self) -> None:
+        self.is_gone = True
+
+
+async def test_a_client_that_takes_bytes_is_not_dropped_and_one_that_takes_none_is() -> None:
+    transport = Transport()
+    stream = EventStream(make_mocked_request("POST", "/", transport=transport), write_timeout_s=0.2)
+    response: Any = SlowResponse()
+    stream._response = response
+    transport.num_waiting, loop = 1000, asyncio.get_running_loop()
+    begin_s = loop.time()
+    sending = asyncio.create_task(stream.send(event_of(b"{}")))
+
+    def take() -> None:
+        transport.num_waiting -= 1
+        if loop.time() < begin_s + 0.8:
+            loop.call_later(0.01, take)
+
+    take()
+    await asyncio.wait([sending])
+    assert isinstance(sending.exception(), ConnectionResetError)
+    assert loop.time() - begin_s > 0.8
+    assert transport.is_gone
+    stream.close()
 
 
 async def started(transport: Transport) -> EventStream:

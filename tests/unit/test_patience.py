@@ -34,6 +34,15 @@ async def test_many_short_waits_go_on_beyond_the_limit() -> None:
             assert not patience.is_over
 
 
+async def test_what_moves_is_waited_for() -> None:
+    moves = [True, True, False]
+    with closing(Patience(0.02, lambda: moves.pop(0))) as patience:
+        with pytest.raises(TimeoutError), patience:
+            await asyncio.Event().wait()
+        assert patience.is_over
+    assert moves == []
+
+
 async def test_the_time_between_waits_does_not_count() -> None:
     with closing(Patience(0.02)) as patience:
         with patience:
