@@ -23,6 +23,7 @@ TandemError
 │   ├── GrammarViolated         no token could continue the answer within its grammar
 │   ├── DeadlineExceeded
 │   ├── RequestCancelled        somebody asked for its end
+│   ├── ClientTooSlow           too much of answers waits for clients that do not read them
 │   └── DoesNotFit              more tokens than the worker can ever hold
 ├── PeerError                   a message or page of another process cannot be used
 │   ├── MalformedRecord
@@ -178,6 +179,10 @@ class DeadlineExceeded(GenerationFailed):
 
 class RequestCancelled(GenerationFailed):
     """Somebody asked for the end of the request by its id."""
+
+
+class ClientTooSlow(GenerationFailed):
+    """More waits for clients than may, and this one is furthest behind."""
 
 
 class DoesNotFit(GenerationFailed):

@@ -22,6 +22,9 @@ MAX_READ = 64
 """Tokens of one delta: with logprobs and twenty alternatives these are 0.2 MB of JSON and 2 ms of work. A client that
 lags behind by thousands must not get them in one piece, for which all others would wait."""
 
+BYTES_PER_TOKEN = 48
+"""Of a shown id: an int, its place in the list, its link of the chain."""
+
 
 class Choice:
     """Owned by its `Stream`."""
@@ -43,6 +46,12 @@ class Choice:
     def num_own_tokens(self) -> int:
         """Tokens that came from the current placement."""
         return len(self.shown) - self._num_shown_before
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """About how much memory its unread tokens take, with their logprobs."""
+        num_logprobs = 0 if self._logprobs is None else self._logprobs.num_bytes
+        return BYTES_PER_TOKEN * (len(self.shown) - self._num_read) + num_logprobs
 
     @property
     def to_continue(self) -> OpenChoice:

@@ -62,6 +62,11 @@ class Choices:
         return replace(sampling, num_prompt_logprobs=None)
 
     @property
+    def num_unread_bytes(self) -> int:
+        """About how much memory that takes which was not read yet."""
+        return sum(choice.num_unread_bytes for choice in self._unread)
+
+    @property
     def num_own_tokens(self) -> int:
         """Tokens of one choice that came from the current placement, of the one with most."""
         return max(choice.num_own_tokens for choice in self.all)

@@ -8,7 +8,7 @@ time is over.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 from common.errors import (
     BrokerUnavailable,
@@ -86,6 +86,10 @@ class Dispatcher:
     def num_streams(self) -> int:
         """Requests under way."""
         return len(self._streams)
+
+    def streams(self) -> Iterable[Stream]:
+        """Return the requests under way, one stream for each prompt."""
+        return self._streams.values()
 
     async def close(self) -> None:
         """Let the last cancels go out."""

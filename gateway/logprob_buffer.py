@@ -20,6 +20,11 @@ class LogprobBuffer:
     def __len__(self) -> int:
         return len(self._logprobs)
 
+    @property
+    def num_bytes(self) -> int:
+        """What they take."""
+        return 6 * len(self._logprobs) + 8 * len(self._top_ids)
+
     def add(self, entries: Sequence[pb.TokenLogprobs]) -> None:
         """Append those of the next tokens; raise `Contradiction`, with nothing appended, if they make no sense."""
         for entry in entries:

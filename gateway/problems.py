@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from common.errors import (
     AuthenticationFailed,
     BodyTooLarge,
+    ClientTooSlow,
     DeadlineExceeded,
     Draining,
     GenerationFailed,
@@ -64,6 +65,8 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(504, ErrorDetail(error.message, "server_error", code="deadline_exceeded"))
         case RequestCancelled():
             return Problem(499, ErrorDetail(error.message, "server_error", code="request_cancelled"))
+        case ClientTooSlow():
+            return Problem(499, ErrorDetail(error.message, "server_error", code="client_too_slow"))
         case GenerationFailed():
             return Problem(500, ErrorDetail(error.message, "server_error", code="generation_failed"))
         case _:

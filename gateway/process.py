@@ -38,6 +38,7 @@ from gateway.dispatch import Dispatcher
 from gateway.engine import Readiness
 from gateway.entrance import open_entrance
 from gateway.feeds import Feeds
+from gateway.laggards import Laggards
 from gateway.listeners import descriptors_of_systemd, inherit
 from gateway.proofs import Proofs
 from gateway.roster import ModelView, Roster
@@ -96,10 +97,12 @@ async def open_cluster(
     dispatcher.attach(roster, feeds)
     canary = Canary(dispatcher, partial(list_targets, roster), proofs, metrics, settings.canary_interval_s)
     cancels = CancelBoard(RedisNoticeBoard(connection), dispatcher.cancel)
+    laggards = Laggards(dispatcher.streams, settings.max_unread_bytes)
     tasks = [
         asyncio.create_task(roster.watch(), name="roster"),
         asyncio.create_task(canary.watch(), name="canary"),
         asyncio.create_task(cancels.watch(), name="cancels"),
+        asyncio.create_task(laggards.watch(), name="laggards"),
     ]
     for task in tasks:
         task.add_done_callback(_tell_of_mistake)

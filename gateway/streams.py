@@ -201,6 +201,18 @@ class Stream:
             self._tell_reader()
             self._settled.set()
 
+    @property
+    def num_unread_bytes(self) -> int:
+        """About how much memory what its reader has not read takes."""
+        return self.choices.num_unread_bytes
+
+    def drop_unread(self, error: GenerationFailed) -> None:
+        """End the request, also one whose answer is complete: nothing of it is read any more but the error."""
+        self._error = self._error or error
+        for choice in self.choices.all:
+            self.choices.abandon(choice.index)
+        self._note_completion()
+
     def end_after(self, seconds: float) -> None:
         """End the request in so many seconds, unless it is closed before."""
         error = DeadlineExceeded("The request's time is over.")

@@ -51,6 +51,11 @@ class GatewayProcessSettings(ServingSettings):
         unit="seconds",
     )
     max_body_bytes: int = setting(8 * MIB, "largest request body, e.g. 8MiB", size_bytes)
+    max_unread_bytes: int = setting(
+        256 * MIB,
+        "what may wait for clients that read too slowly, all together; then the slowest are ended",
+        size_bytes,
+    )
     max_concurrent_requests: int = setting(1024, "requests in progress before new ones get 503", integer(1))
 
     def __post_init__(self) -> None:
