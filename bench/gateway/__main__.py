@@ -42,7 +42,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny: shows that everything runs, no figure counts")
     parser.add_argument("--rounds", type=int, default=3, help="turns of every router (default %(default)s)")
-    parser.add_argument("--only", action="append", help="this workload alone: fast, paced, lone or short; repeatable")
+    parser.add_argument(
+        "--only", action="append", help="this workload alone: fast, paced, lone, short or breaks; repeatable"
+    )
     parser.add_argument("--no-peers", action="store_true", help="the gateway alone")
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where to write (default %(default)s)")
     return parser.parse_args()
@@ -72,7 +74,7 @@ async def _run(arguments: argparse.Namespace) -> int:
         gc.freeze()
         gc.disable()  # a collection of ours would be somebody's late event
         for name in arguments.only or bench.workloads:
-            for _ in range(1 if arguments.quick else arguments.rounds):
+            for _ in range(1 if arguments.quick or name == "breaks" else arguments.rounds):
                 for target in targets:
                     await bench.run(name, target)
                     tell_progress(name, target)
@@ -118,7 +120,7 @@ async def _gateway(script: Script, pacer: Pacer, cores: Cores, folder: Path) -> 
         try:
             async with running(command, cores.measured, log, {"TANDEM_SECRET": secret}) as pid:
                 await until_answered(port, "/health/ready", pid, log)
-                yield Target(GATEWAY, port, Measured(pid))
+                yield Target(GATEWAY, port, Measured(pid), source.stop)
         finally:
             await source.stop()
 
@@ -138,7 +140,7 @@ async def _peer(peer: Peer, program: Path, upstream: Upstream, cores: Cores, fol
     port, log = free_port("127.0.0.1"), folder / f"{peer.name}.log"
     async with running([program, *peer.command(port, upstream.port, folder)], cores.measured, log) as pid:
         await until_answered(port, peer.ready_path, pid, log)
-        yield Target(peer.label, port, Measured(pid))
+        yield Target(peer.label, port, Measured(pid), upstream.die)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class BrokenAnswer(Exception):
     """An answer is not what the script says."""
 
 
-def request_bytes(port: int, num_tokens: int, seed: int, *, streams: bool = True) -> bytes:
-    """Return a request for an answer of so many tokens; `seed` tells it apart."""
+def request_bytes(port: int, num_tokens: int, seed: int, *, streams: bool = True, headers: str = "") -> bytes:
+    """Return a request for an answer of so many tokens; `seed` tells it apart. `headers` are whole lines."""
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -40,7 +40,7 @@ def request_bytes(port: int, num_tokens: int, seed: int, *, streams: bool = True
     }
     content = msgspec.json.encode(body)
     head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-    return f"{head}Authorization: Bearer none\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+    return f"{head}{headers}Authorization: Bearer none\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 class Connection(asyncio.Protocol):
@@ -60,6 +60,11 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: cls(counter), "127.0.0.1", port)
         return connection
+
+    @property
+    def received(self) -> bytes:
+        """What has come of the answer so far."""
+        return b"".join(self._chunks)
 
     def close(self) -> None:
         """Hang up."""

@@ -30,6 +30,8 @@ class Pacer:
         self.interval_s: float | None = None
         """None: outlets write at their own pace, and nothing is noted."""
         self.written_s: defaultdict[int, list[float]] = defaultdict(list)
+        self.removed_s: dict[int, float] = {}
+        """When an answer was given up, by its seed."""
         self._phases: list[set[Outlet]] = [set() for _ in range(NUM_PHASES)]
         self._num_added = 0
         self._task: asyncio.Task[None] | None = None
@@ -42,7 +44,13 @@ class Pacer:
     def remove(self, outlet: Outlet) -> None:
         """Write no more of it."""
         for phase in self._phases:
-            phase.discard(outlet)
+            if outlet in phase:
+                phase.discard(outlet)
+                self.removed_s[outlet.seed] = time.monotonic()
+
+    def has(self, seed: int) -> bool:
+        """Whether the answer of that seed is on its way."""
+        return any(outlet.seed == seed for phase in self._phases for outlet in phase)
 
     def start(self, interval_s: float | None) -> None:
         """Begin a measurement."""

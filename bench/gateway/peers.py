@@ -56,13 +56,23 @@ def _run(command: Sequence[str]) -> None:
 
 def _vllm_router(port: int, upstream: int, _folder: Path) -> Sequence[str]:
     address = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port("127.0.0.1"))]
-    return [*address, "--worker-urls", f"http://127.0.0.1:{upstream}", "--policy", "round_robin", "--log-level", "warn"]
+    return [
+        *address,
+        "--worker-urls",
+        f"http://127.0.0.1:{upstream}",
+        "--policy",
+        "round_robin",
+        "--log-level",
+        "warning",
+    ]
 
 
 def _litellm(port: int, upstream: int, folder: Path) -> Sequence[str]:
     model = {"model": f"openai/{MODEL}", "api_base": f"http://127.0.0.1:{upstream}/v1", "api_key": "none"}
     config = folder / "litellm.json"  # JSON is YAML
-    config.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": model}]}))
+    without_keys = {"dangerously_permit_weak_or_unset_master_key": True}  # as the others: it listens on loopback
+    models = [{"model_name": MODEL, "litellm_params": model}]
+    config.write_text(json.dumps({"model_list": models, "general_settings": without_keys}))
     return ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
 
 

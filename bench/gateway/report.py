@@ -29,6 +29,8 @@ ROWS = (
     ("lone", "ttft_p50_ms", "one stream: TTFT p50, ms"),
     ("short", "requests_per_s", "short requests/s"),
     ("short", "cpu_us_per_request", "CPU per short request, us"),
+    ("breaks", "notice_ms", "client gone while nothing flows: known after, ms"),
+    ("breaks", "error_events", "upstream dies: error event (1) or none (0)"),
 )
 
 
@@ -52,6 +54,8 @@ GOALS = (
     Goal("paced", "rss_mib", 200, False, "MiB with 1,000 streams"),
     Goal("lone", "ttft_p50_ms", 0.5, False, "ms added to the first token of one stream, p50", DIRECT),
     Goal("short", "requests_per_s", 4000, True, "short requests/s"),
+    Goal("breaks", "notice_ms", 50, False, "ms until a client is missed that left while nothing flows"),
+    Goal("breaks", "error_events", 1, True, "streams told of the death behind them"),
     Goal("fast", "events_per_s", 0.7, True, "of vllm-router's events/s", "vllm-router"),
     Goal("paced", "late_p99_ms", 1, False, "of vllm-router's paced p99", "vllm-router"),
     Goal("fast", "events_per_s", 50, True, "times LiteLLM's events/s", "litellm"),

@@ -87,7 +87,7 @@ class Source:
         self._tasks = [asyncio.create_task(self._beat(record)), asyncio.create_task(self._read())]
 
     async def stop(self) -> None:
-        """Take nothing more."""
+        """Die: nothing more is taken, and the feed breaks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -21,12 +21,18 @@ class Upstream:
         self.pacer = pacer
         self.port = 0
         self._server: asyncio.Server | None = None
+        self.connections: set[_Connection] = set()
 
     async def start(self) -> None:
         """Take connections."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def die(self) -> None:
+        """Break every connection, as the end of the process would."""
+        for connection in list(self.connections):
+            connection.transport.abort()
 
     async def stop(self) -> None:
         """Take no more."""
@@ -46,9 +52,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._upstream.connections.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        self._upstream.connections.discard(self)
         if self._answer is not None:
             self._upstream.pacer.remove(self._answer)
 

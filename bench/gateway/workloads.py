@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from bench.gateway.breaks import notice_ms, tells_of_death
 from bench.gateway.client import Connection, EventCounter, Reading, request_bytes
 from bench.gateway.pacing import Pacer
 from bench.gateway.processes import Measured
@@ -62,6 +63,8 @@ class Target:
     label: str
     port: int
     process: Measured | None = None
+    kill: Callable[[], Awaitable[None]] | None = None
+    """Lets what stands behind it die; of the gateway for good."""
     figures: dict[str, list[Figures]] = field(default_factory=dict)
     """Of each workload, in the order of the rounds."""
 
@@ -78,7 +81,13 @@ class Bench:
     @property
     def workloads(self) -> dict[str, Callable[[Target], Awaitable[Figures]]]:
         """By name."""
-        return {"fast": self._fast, "paced": self._paced, "lone": self._lone, "short": self._short}
+        return {
+            "fast": self._fast,
+            "paced": self._paced,
+            "lone": self._lone,
+            "short": self._short,
+            "breaks": self._breaks,
+        }
 
     async def run(self, name: str, target: Target) -> None:
         """Run a workload against a target and keep its figures there."""
@@ -168,6 +177,14 @@ class Bench:
         for reading in readings:
             reading.check_whole(text)
         return {"requests_per_s": len(readings) / duration_s, "cpu_us_per_request": cpu_s / len(readings) * 1e6}
+
+    async def _breaks(self, target: Target) -> Figures:
+        """What happens when a client leaves, and when the upstream dies."""
+        figures = {"notice_ms": await notice_ms(target.port, self._pacer, next(self._seeds))}
+        self._pacer.start(self._sizes.interval_s)
+        if target.kill is not None:
+            figures["error_events"] = float(await tells_of_death(target.port, next(self._seeds), target.kill))
+        return figures
 
 
 class Window:

@@ -29,7 +29,7 @@ PLANTS = (
     Plant(
         name="waiting-beyond-its-deadline",
         rule="A waiting job is given to nobody after its deadline.",
-        file="common/broker/queue.lua",
+        file="common/broker/lanes.lua",
         text="  return has_lease(place.gateway) and not (place.ends and place.ends <= now)\n",
         replacement="  return has_lease(place.gateway)\n",
         tests=(f"{PLACEMENT}::TestDeadlines::test_a_waiting_job_is_given_to_nobody_after_its_deadline",),
@@ -38,7 +38,7 @@ PLANTS = (
         name="suspect-beside-others",
         rule="A request over which workers died runs alone.",
         file="gateway/placing.py",
-        text="            runs_alone=stream.is_suspect,\n",
+        text="            runs_alone=stream.budget.is_suspect,\n",
         replacement="            runs_alone=False,\n",
         tests=(
             f"{BUDGET}::TestSuspects::test_after_two_deaths_it_runs_alone",
@@ -49,7 +49,7 @@ PLANTS = (
         name="tries-cost-nothing",
         rule="A lost try to prefill uses up the failure budget, as a lost placement does.",
         file="gateway/streams.py",
-        text="                self._fail(event.try_lost.reason, is_death=True)\n",
+        text="                self._end_if(self.budget.fail(event.try_lost.reason, is_death=True))\n",
         replacement="                pass\n",
         tests=(f"{BUDGET}::TestBudget::test_tries_and_placements_share_it",),
     ),
