@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -51,6 +52,25 @@ async def test_b015_before_the_first_token(gateway: Gateway, way: str, streams: 
         await gateway.engine.until_running(1)
         hang_up(writer, way)
         await assert_all_released(gateway)
+
+
+@pytest.mark.parametrize("way", ["FIN", "RST"])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_b015_who_leaves_while_nothing_flows_is_noticed_within_50_ms(
+    gateway: Gateway, way: str, streams: bool
+) -> None:
+    """The quickest of ten: on a busy machine others may have the processor for longer than that."""
+    gateway.engine.play([Silence()])
+    times_s = []
+    for _ in range(10):
+        async with gateway.connection() as (_, writer):
+            writer.write(raw_request(CHAT, chat_body(stream=streams, max_tokens=4000)))
+            await gateway.engine.until_running(1)
+            left_s = time.perf_counter()
+            hang_up(writer, way)
+            await gateway.engine.until_running(0)
+            times_s.append(time.perf_counter() - left_s)
+    assert min(times_s) < 0.05, times_s
 
 
 @pytest.mark.parametrize("way", ["FIN", "RST"])
