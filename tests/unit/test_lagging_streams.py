@@ -41,13 +41,14 @@ async def test_logprobs_go_with_their_tokens() -> None:
     stream = make_stream(max_tokens=NUM_TOKENS, num_logprobs=2)
     stream.take(DECODE, accepted())
     for index in range(NUM_TOKENS):
-        top = ([1, 2], [-0.5, -1.0]) if index % 2 else ([], [])
+        top = ([index, index + 1], [-0.5, -1.0]) if index % 2 else ([], [])
         entry = pb.TokenLogprobs(logprob=-float(index), top_ids=top[0], top_logprobs=top[1])
         assert stream.take(DECODE, tokens(index, [IDS[index]], IDS[:index], logprobs=[entry]))
     stream.take(DECODE, finished(NUM_TOKENS))
     told = [logprobs for delta in deltas_of(await read_all(stream)) for logprobs in delta.logprobs]
     assert told == [
-        TokenLogprobs(-float(index), ((1, -0.5), (2, -1.0)) if index % 2 else ()) for index in range(NUM_TOKENS)
+        TokenLogprobs(-float(index), ((index, -0.5), (index + 1, -1.0)) if index % 2 else ())
+        for index in range(NUM_TOKENS)
     ]
 
 
