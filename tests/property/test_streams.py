@@ -6,14 +6,13 @@ Each token of the model names the choice and the tokens that it was computed fro
 together from two authors, from two choices, or from two prefills of a near-tie, shows as a token with another history
 than the one before it.
 
-Kills the planted bugs IDX_ONLY, NO_CHAIN, NO_CHOICE_ID-gateway, early-copy-anywhere, early-copy-of-another-stream,
-end-without-tokens, gap-shown, logprobs-uncounted, lost-by-anybody, read-behind-its-end, repetition-unchecked,
-second-acceptor, second-ending and source-ignored.
+Kills the planted bugs END_ON_FIRST-gateway, IDX_ONLY, NO_CHAIN, NO_CHOICE_ID-gateway, RESTART_ENDED,
+early-copy-behind-the-end, early-copy-loses-the-placement, end-behind-the-loss, end-without-tokens, gap-shown,
+logprobs-uncounted, lost-by-anybody, read-behind-its-end, repetition-unchecked, second-acceptor, second-ending and
+source-ignored.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from gateway.engine import EndOfChoice, GenerateRequest, TokenDelta
 from gateway.losses import LossReason, PlacementLost
 from gateway.streams import Ending, PlacementFailed, Source, Stream, StreamItem
 from proto import worker_pb2 as pb
+from tests.support.stream_model import Author, Placement, Vocabulary, logprobs_of
 
 SOURCES = [Source(WorkerId(f"decode-{number}"), Epoch(number)) for number in range(2)]
 PREFILL = Source(WorkerId("prefill-0"), Epoch(9))
@@ -45,45 +45,6 @@ numbers = st.sampled_from([0] * 12 + [1] * 4 + [2] * 2 + [9])
 """Of choices: modulo those that were asked for, except that of the last one there is none."""
 rarely = st.sampled_from([False] * 9 + [True])
 NO_CHOICE = 9
-
-
-class Vocabulary:
-    """Token ids that know what they were computed from."""
-
-    def __init__(self) -> None:
-        self._ids: dict[tuple[int, int, tuple[int, ...]], int] = {}
-        self.histories: list[tuple[int, tuple[int, ...]]] = []
-        """By id: the choice, and the tokens before."""
-
-    def token(self, choice: int, flavour: int, history: list[int]) -> int:
-        """Return the token that follows a history."""
-        key = (choice, flavour, tuple(history))
-        if key not in self._ids:
-            self._ids[key] = len(self.histories)
-            self.histories.append((choice, key[2]))
-        return self._ids[key]
-
-
-@dataclass
-class Author:
-    """A decode worker that computes one placement: all that it has generated of each choice, shown tokens first."""
-
-    flavour: int
-    tokens: list[list[int]]
-    done: set[int] = field(default_factory=set)
-    is_done: bool = False
-
-
-@dataclass
-class Placement:
-    """One placement as the workers see it. `ends_by` is the first word about its end that the gateway has heard."""
-
-    number: int
-    shown: list[list[int]]
-    authors: dict[Source, Author] = field(default_factory=dict)
-    acceptor: Source | None = None
-    target: Source | None = None
-    ends_by: type[Ending] | None = None
 
 
 class StreamMachine(RuleBasedStateMachine):
@@ -410,11 +371,6 @@ class StreamMachine(RuleBasedStateMachine):
         finally:
             reading.cancel()
         return True, None
-
-
-def logprobs_of(ids: Sequence[int]) -> list[pb.TokenLogprobs]:
-    """Return logprobs by which each token is known."""
-    return [pb.TokenLogprobs(logprob=-token, top_ids=[token], top_logprobs=[-token]) for token in ids]
 
 
 TestStream = StreamMachine.TestCase

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from common.cache.pool import BlockPool
-from common.cache.prefix import HashChain, HashFunction, PrefixCache
+from common.cache.prefix import HashChain, PrefixCache
 from common.messages.ids import BlockId
+from common.messages.prefixes import HashFunction
 
 
 def _publish(pool: BlockPool, prefix: PrefixCache, token_ids: list[int]) -> list[BlockId]:
