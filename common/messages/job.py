@@ -47,7 +47,8 @@ class Job(msgspec.Struct, frozen=True, tag="job", tag_field="kind"):
 
     `priority` (higher is sooner), `tenant` (whose fair share it is) and `age_s` (since the request came to its gateway)
     order the waiting jobs. `cost` is how many tokens it is expected to take, which its tenant's share is charged for;
-    None: as many as it may; a tenant of twice the `weight` gets twice the share. `fingerprint` is the only version of the model that may answer, None: any.
+    None: as many as it may; a tenant of twice the `weight` gets twice the share. `fingerprint` is the only version
+    of the model that may answer, None: any.
     """
 
     request: RequestId
