@@ -34,13 +34,10 @@ class AnswerChoice:
         self._is_hidden = is_hidden
         self.finish_reason = ""
         """What the client is told; empty while the choice is open."""
+        self.is_open = True
+        """Whether more of it is to come."""
         self.reason = FinishReason.STOP
         """Why it ended, once it has."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more of it is to come."""
-        return not self.finish_reason
 
     @property
     def num_tokens(self) -> int:
@@ -63,8 +60,10 @@ class AnswerChoice:
         text = self._text.push(delta)
         if self._is_hidden:
             return 0
-        if text or self._tokens:
+        if self._tokens:
             self._send(self._parser.push(text) if text else [])
+        elif text and (pieces := self._parser.push(text)):
+            self._send_on(self.index, pieces, ())
         if self._text.has_stop_string or self._parser.is_over:
             self._finish(FinishReason.STOP)
         return self._text.num_tokens - num_before
@@ -89,5 +88,5 @@ class AnswerChoice:
 
     def _finish(self, reason: FinishReason) -> None:
         pieces, self.finish_reason = self._parser.finish(reason)
-        self.reason = reason
+        self.reason, self.is_open = reason, False
         self._send(pieces)

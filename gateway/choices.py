@@ -26,7 +26,7 @@ class Choices:
         self.all = [Choice(ChoiceIndex(index), request.sampling) for index in range(request.num_choices)]
         self._request = request
         self._num_open = len(self.all)
-        self._unread: deque[Choice] = deque()
+        self.unread: deque[Choice] = deque()
         """Choices with news, each of them once."""
         self._num_cached_tokens: int | None = None
         self._lacks_prompt_logprobs = request.sampling.num_prompt_logprobs is not None
@@ -41,7 +41,7 @@ class Choices:
     @property
     def has_news(self) -> bool:
         """Whether tokens or an end were not read yet."""
-        return bool(self._unread)
+        return bool(self.unread)
 
     @property
     def to_continue(self) -> tuple[OpenChoice, ...]:
@@ -64,7 +64,7 @@ class Choices:
     @property
     def num_unread_bytes(self) -> int:
         """About how much memory that takes which was not read yet."""
-        return sum(choice.num_unread_bytes for choice in self._unread)
+        return sum(choice.num_unread_bytes for choice in self.unread)
 
     @property
     def num_own_tokens(self) -> int:
@@ -78,18 +78,18 @@ class Choices:
 
     def read(self) -> TokenDelta | EndOfChoice:
         """Return news; there are some."""
-        choice = self._unread.popleft()
+        choice = self.unread.popleft()
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         item = choice.read(self._num_cached_tokens or 0, prompt_logprobs)
         if choice.has_news:
-            self._unread.append(choice)
+            self.unread.append(choice)
         return item
 
     def abandon(self, index: ChoiceIndex) -> bool:
         """Nobody needs more of a choice: nothing of it is read any more. Return whether it went on."""
         choice = self.all[index]
         if choice.has_news:
-            self._unread.remove(choice)
+            self.unread.remove(choice)
         was_open = choice.is_open
         self._num_open -= was_open
         choice.abandon()
@@ -103,13 +103,19 @@ class Choices:
 
     def take(self, tokens: pb.Tokens) -> None:
         """Take what is new among a worker's tokens."""
-        choice = self._choice(tokens.choice)
+        choices, index = self.all, tokens.choice
+        choice = choices[index] if index < len(choices) else self._choice(index)
         if self._lacks_prompt_logprobs:
             self._take_prompt_logprobs(tokens)
         if choice.is_open:
             had_news = choice.has_news
-            if choice.extend(tokens):
-                self._note(choice, tokens, had_news=had_news)
+            if not choice.extend(tokens):
+                return
+            # What the first placement found stands: a later one may hit what the first one has computed.
+            if self._num_cached_tokens is None and tokens.HasField("num_cached_tokens"):
+                self._num_cached_tokens = tokens.num_cached_tokens
+            if not had_news:
+                self.unread.append(choice)
 
     def take_early(self, tokens: pb.Tokens) -> None:
         """Take a copy that was sent ahead, unless it contradicts anything: its author repeats what is true of it.
@@ -145,16 +151,9 @@ class Choices:
         self._prompt_logprobs = PromptLogprobs(tokens.prompt_logprobs)
         self._lacks_prompt_logprobs = False
 
-    def _note(self, choice: Choice, tokens: pb.Tokens, *, had_news: bool) -> None:
-        # What the first placement found stands: a later one may hit what the first one has computed.
-        if self._num_cached_tokens is None and tokens.HasField("num_cached_tokens"):
-            self._num_cached_tokens = tokens.num_cached_tokens
-        if not had_news:
-            self._unread.append(choice)
-
     def _finish(self, choice: Choice, reason: FinishReason, times: StageTimes | None = None) -> None:
         if not choice.has_news:
-            self._unread.append(choice)
+            self.unread.append(choice)
         choice.finish(reason, times)
         self._num_open -= 1
 

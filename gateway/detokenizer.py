@@ -10,6 +10,8 @@ from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 
+_decoder_of_utf8 = codecs.getincrementaldecoder("utf-8")
+
 
 class Detokenizer(Protocol):
     """State of one answer's text."""
@@ -26,15 +28,25 @@ class ByteDetokenizer:
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._holding: codecs.IncrementalDecoder | None = None
+        """Has the beginning of a character; None: nothing is held back, as nearly always."""
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return the text that these ids complete."""
-        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+        pushed = b"".join(map(self._bytes_of, token_ids))
+        if self._holding is None:
+            try:
+                return pushed.decode()
+            except UnicodeDecodeError:
+                self._holding = _decoder_of_utf8(errors="replace")
+        text = self._holding.decode(pushed)
+        if not self._holding.getstate()[0]:
+            self._holding = None
+        return text
 
     def finish(self) -> str:
         """Return what was held back."""
-        return self._decoder.decode(b"", final=True)
+        return "" if self._holding is None else self._holding.decode(b"", final=True)
 
 
 class WindowDetokenizer:

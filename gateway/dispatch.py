@@ -163,7 +163,8 @@ class Dispatcher:
     def take(self, source: Source, event: pb.FeedEvent) -> None:
         """Take an event from a feed."""
         stream = self._streams.get(event.request)
-        if stream is None or self._is_foreign(source, stream, event) or not stream.take(source, event):
+        is_known = stream is not None and (source == stream.source or not self._is_foreign(source, stream, event))
+        if stream is None or not is_known or not stream.take(source, event):
             self._refuse(source, event)
         elif not event.HasField("tokens"):  # these are most of all events
             self._follow_up(source, stream, event)
@@ -233,8 +234,6 @@ class Dispatcher:
         """Whether a worker has taken the job out of the waiting set that must not have it: one of another version of
         the model, as all share the set, or another one than the request names. Its placement is given up. Events of the
         acceptor need no look."""
-        if source == stream.source:
-            return False
         is_acceptance = event.HasField("accepted") or (event.HasField("failed") and stream.source is None)
         if not (is_acceptance or event.tokens.is_early) or event.placement != stream.placement:
             return False

@@ -283,7 +283,7 @@ class Stream:
     def _take_tokens(self, source: Source, tokens: pb.Tokens) -> bool:
         if tokens.is_early:
             self.choices.take_early(tokens)
-        elif not self._is_bound_to(source):
+        elif source != self.source and not self._is_bound_to(source):
             return False
         else:
             try:
@@ -298,7 +298,7 @@ class Stream:
 
     def _pass_on(self, tap: Tap) -> None:
         """Give the tap what has come: the reader has got all that was before it."""
-        while self.choices.has_news:
+        while self.choices.unread:
             item = self.choices.read()
             assert isinstance(item, TokenDelta)  # an end is told to the reader
             try:

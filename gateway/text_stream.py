@@ -48,7 +48,10 @@ class AnswerText:
         self._rules = rules
         self._matcher = StopMatcher(rules.strings, shows_stop=rules.is_shown)
         self._on_token = on_token
+        self._stop_ids = rules.token_ids
         self._is_free = not rules.strings and on_token is None
+        self._is_watched = on_token is not None or rules.min_tokens > 0
+        """Whether a token is more than its text: it is told, or a stop may not count yet."""
         self._num_chars = 0
         self.num_tokens = 0
         """Tokens that count as generated."""
@@ -56,6 +59,8 @@ class AnswerText:
         """Of those tokens, as far as they were asked for."""
         self.is_stopped = False
         """Whether a stop string or stop id has been met: nothing more is taken."""
+        self.has_stop_string = False
+        """Whether a stop string has ended the text."""
 
     def start_behind(self, num_chars: int) -> None:
         """The offsets of tokens count from so many characters on."""
@@ -68,26 +73,28 @@ class AnswerText:
         if delta.index != self.num_tokens:
             raise GenerationFailed(f"The token with index {self.num_tokens} is missing.")
         token_ids = delta.token_ids
-        if self._is_free and self._rules.token_ids.isdisjoint(token_ids):
+        is_lone = len(token_ids) == 1
+        if (self._is_free or (is_lone and not self._is_watched)) and self._stop_ids.isdisjoint(token_ids):
             self.num_tokens += len(token_ids)
             self.sum_logprobs += sum(entry.logprob for entry in delta.logprobs) if delta.logprobs else 0.0
-            return self._detokenizer.push(token_ids)
-        if len(token_ids) == 1:
+            text = self._detokenizer.push(token_ids)
+            return text if self._is_free else self._matched(text)
+        if is_lone:
             return self._push_one(delta, 0)
         return "".join([self._push_one(delta, place) for place in range(len(token_ids))])
-
-    @property
-    def has_stop_string(self) -> bool:
-        """Whether a stop string has ended the text."""
-        return self._matcher.has_matched
 
     def finish(self) -> str:
         """Return what was held back."""
         if self.has_stop_string:
             return ""
-        tail = self._matcher.push(self._detokenizer.finish()) + self._matcher.finish()
-        self.is_stopped = self.is_stopped or self.has_stop_string
-        return tail
+        return self._matched(self._detokenizer.finish()) + self._matcher.finish()
+
+    def _matched(self, text: str) -> str:
+        """Return what of more text is shown for certain, up to a stop string."""
+        shown = self._matcher.push(text)
+        if self._matcher.has_matched:
+            self.has_stop_string = self.is_stopped = True
+        return shown
 
     def _push_one(self, delta: TokenDelta, place: int) -> str:
         if self.is_stopped:
@@ -96,15 +103,11 @@ class AnswerText:
         logprobs = delta.logprobs[place] if delta.logprobs else None
         self.num_tokens += 1
         self.sum_logprobs += logprobs.logprob if logprobs is not None else 0.0
-        self.is_stopped = token_id in self._rules.token_ids
+        self.is_stopped = token_id in self._stop_ids
         if self.is_stopped and not self._rules.is_shown:
             return ""
         if self._on_token is not None:
             self._on_token(AnswerToken(token_id, self._num_chars, logprobs))
         text = self._detokenizer.push((token_id,))
         self._num_chars += len(text)
-        if self.num_tokens < self._rules.min_tokens:
-            return text
-        shown = self._matcher.push(text)
-        self.is_stopped = self.is_stopped or self._matcher.has_matched
-        return shown
+        return text if self.num_tokens < self._rules.min_tokens else self._matched(text)

@@ -6,7 +6,7 @@ chat template writes its own.
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property, partial
 
@@ -41,8 +41,8 @@ class ModelTokenizer:
         """What has tokens of its own beside the vocabulary of ordinary text."""
         self._special = frozenset(token.content for token in added if token.special)
         self._has_byte_tokens = _decoder_kind(self._tokenizer) == "ByteLevel"
-        self._bytes_by_id: dict[int, bytes] = {}
-        self._shown_by_id: dict[int, bytes] = {}
+        self._bytes_by_id = _Table(self._look_up_bytes)
+        self._shown_by_id = _Table(self._look_up_shown_bytes)
 
     def encode_chat(self, text: str) -> list[int]:
         """Return the ids of a rendered chat template."""
@@ -73,7 +73,7 @@ class ModelTokenizer:
         if skips_special and not self._special.isdisjoint(shown):
             return self._showing_detokenizer(shown)
         if self._has_byte_tokens:
-            return ByteDetokenizer(self._shown_bytes_of if skips_special else self.bytes_of)
+            return ByteDetokenizer((self._shown_by_id if skips_special else self._bytes_by_id).__getitem__)
         return WindowDetokenizer(
             partial(self.decode, skips_special=skips_special),
             is_shown=self._is_shown if skips_special else self._is_known,
@@ -93,10 +93,7 @@ class ModelTokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for, also those of half a character; a special token's are its name,
         those of an id without a token none."""
-        found = self._bytes_by_id.get(token_id)
-        if found is None:
-            found = self._bytes_by_id[token_id] = self._look_up_bytes(token_id)
-        return found
+        return self._bytes_by_id[token_id]
 
     def lark_terminal(self, text: str) -> str:
         """Return how a grammar writes `text`: llguidance takes special tokens, and added ones that look like a tag, for
@@ -118,11 +115,8 @@ class ModelTokenizer:
         # The batch call, unlike `encode`, releases the GIL: 1.3 MB took 0.5 s, in which other threads ran.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def _shown_bytes_of(self, token_id: int) -> bytes:
-        found = self._shown_by_id.get(token_id)
-        if found is None:
-            found = self._shown_by_id[token_id] = self.bytes_of(token_id) if self._is_shown(token_id) else b""
-        return found
+    def _look_up_shown_bytes(self, token_id: int) -> bytes:
+        return self.bytes_of(token_id) if self._is_shown(token_id) else b""
 
     def _look_up_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
@@ -161,6 +155,18 @@ class ModelTokenizer:
     def _is_byte(self, token_id: int) -> bool:
         token = self._tokenizer.id_to_token(token_id)
         return token is not None and len(token) == len("<0x00>") and token.startswith("<0x") and token.endswith(">")
+
+
+class _Table(dict[int, bytes]):
+    """Bytes by token id, each looked up once: from then on asking for them runs no Python."""
+
+    def __init__(self, look_up: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._look_up = look_up
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = self._look_up(token_id)
+        return found
 
 
 def _byte_of_symbol() -> dict[str, int]:

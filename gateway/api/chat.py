@@ -52,6 +52,8 @@ class ChatShape:
         opening = b"" if index in self._opened else self._opening(index)
         if tokens or isinstance(usage, Usage):
             return opening + self._full_chunks(index, pieces, tokens, usage)
+        if len(pieces) == 1 and type(pieces[0]) is Content:  # as nearly all are
+            return opening + self._text_chunks.chunk(index, pieces[0].text)
         return opening + b"".join([self._bare_chunk(index, piece) for piece in pieces])
 
     def ending(self, index: int, reason: str, usage: UsageSlot, timing: Timing | UnsetType) -> bytes:

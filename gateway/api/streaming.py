@@ -40,7 +40,8 @@ class StreamSink:
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Sequence[AnswerToken]) -> None:
         """Encode more of a choice."""
-        self._outbox.put(self._shape.delta(index, pieces, tokens, self._running_usage()))
+        usage = self._running_usage() if self._form.has_running_usage else self._unused
+        self._outbox.put(self._shape.delta(index, pieces, tokens, usage))
 
     def end(self, choice: AnswerChoice) -> None:
         """Encode the end of a choice, and behind the last one the end of the answer."""

@@ -6,6 +6,7 @@ from tests.planted import (
     cache,
     choices,
     decode_choices,
+    delivery,
     duress,
     gateway,
     grammars,
@@ -38,4 +39,5 @@ PLANTS = (
     *duress.PLANTS,
     *broker.PLANTS,
     *tenants.PLANTS,
+    *delivery.PLANTS,
 )

@@ -44,8 +44,8 @@ PLANTS = (
         name="tokens-held-with-their-text",
         rule="A token is told though its text is held back.",
         file="gateway/answer_choice.py",
-        text="        if text or self._tokens:\n",
-        replacement="        if text:\n",
+        text="        if self._tokens:\n            self._send(self._parser.push(text)",
+        replacement="        if self._tokens and text:\n            self._send(self._parser.push(text)",
         tests=(ANSWER,),
     ),
     Plant(

@@ -24,19 +24,24 @@ def received(*contents: str, end: bytes = b"data: [DONE]\n\n") -> bytes:
     return HEAD + chunked(*map(event, contents), end) + LAST_CHUNK
 
 
+def places_of(whole: bytes, cuts: list[int]) -> list[int]:
+    """Return where an answer is cut into chunks; its head comes at once."""
+    return [0, *sorted(len(HEAD) + cut % (len(whole) - len(HEAD)) for cut in cuts), len(whole)]
+
+
 def reading(whole: bytes, cuts: list[int]) -> Reading:
-    places = [0, *sorted(cut % len(whole) for cut in cuts), len(whole)]
+    places = places_of(whole, cuts)
     chunks = [whole[start:end] for start, end in itertools.pairwise(places)]
     return Reading(0.0, [float(number) for number in range(len(chunks))], chunks)
 
 
-@given(st.lists(st.integers(len(HEAD), 10_000), max_size=6))
+@given(st.lists(st.integers(0, 10_000), max_size=6))
 def test_every_token_has_the_time_of_its_last_byte(cuts: list[int]) -> None:
     whole = received("", *PIECES)
     one = reading(whole, cuts)
     ends = [whole.index(event(piece)) + len(event(piece)) for piece in PIECES]
-    places = [0, *sorted(cut % len(whole) for cut in cuts), len(whole)]
-    expected = [float(next(n for n, end in enumerate(places[1:]) if end >= place)) for place in ends]
+    chunk_ends = places_of(whole, cuts)[1:]
+    expected = [float(next(n for n, chunk_end in enumerate(chunk_ends) if chunk_end >= end)) for end in ends]
     assert one.tokens(PIECES) == expected
     assert one.num_events == len(PIECES)
 
