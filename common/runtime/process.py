@@ -19,7 +19,6 @@ def start_worker(package: str) -> int:
     """Run the worker of `package` ("prefill_worker", "decode_worker") until told to stop; returns the exit code."""
     settings = parse(WorkerSettings, sys.argv[1:], os.environ, f"python -m {package}")
     pin_to(settings.cpus)
-    os.nice(settings.niceness)
     num_threads = settings.threads or usable_cores()
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     # A pool that spins on a busy core makes a step 20 times slower (3 s instead of 0.12 s measured at batch 1).

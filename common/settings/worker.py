@@ -6,7 +6,7 @@ from pathlib import Path
 from common.errors import InvalidSetting
 from common.settings.engine import EngineSettings
 from common.settings.process import require_secret
-from common.settings.readers import NO_CORES, auto, core_list, integer, path, port_number, text
+from common.settings.readers import NO_CORES, auto, core_list, path, port_number, text
 from common.settings.setting import setting
 
 
@@ -28,9 +28,6 @@ class WorkerSettings(EngineSettings):
         None, "folder of the sockets that hand out shared memory; auto: a new folder", auto(path)
     )
     cpus: tuple[int, ...] = setting(NO_CORES, "cores this worker is pinned to, e.g. 0-3; none: not pinned", core_list)
-    niceness: int = setting(
-        0, "by how much others that want the processor go first (nice); `tandem up` says 10 on CPUs", integer(0, 19)
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,10 +20,6 @@ from tandem.cluster.settings import UpSettings
 PROJECT_ROOT = Path(__file__).parents[2]
 
 REDIS_GRACE_S = 5.0
-CPU_NICENESS = "10"
-"""Workers take every moment of every core. Where gateways and Redis had to wait for them, a refusal under overload took
-290 ms at p99; with this 90 ms, at the same tokens per second."""
-
 DRAIN_MARGIN_S = 10.0
 """What a process gets on top of its drain time before it is killed. A worker leaves within a second of its drain; after
 that the interpreter takes apart torch and a large heap, which took 6 s on two cores with a load of 14."""
@@ -71,7 +67,6 @@ def _worker_spec(settings: UpSettings, site: Site, role: ChildRole, number: int,
     name = f"{site.seat_prefix}{role}-{number}"
     cores = () if settings.device == "cuda" else share.cores
     environment = {
-        "TANDEM_NICENESS": "0" if settings.device == "cuda" else CPU_NICENESS,
         **child_environment(),
         **environment_of(settings, EngineSettings),
         **_shared(site),

@@ -163,12 +163,6 @@ def test_status_shows_every_gateway(cluster: Cluster) -> None:
     assert len({row["pid"] for row in rows}) == 2
 
 
-def test_whoever_serves_clients_goes_before_whoever_computes(cluster: Cluster) -> None:
-    niceness = {row["name"]: psutil.Process(row["pid"]).nice() for row in cluster.status()["processes"]}
-    assert niceness["decode-0"] == niceness["gateway-0"] + 10
-    assert niceness["redis"] == niceness["gateway-0"]
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_connections_are_spread(port: Port, at_once: bool) -> None:
     async def connect() -> asyncio.StreamWriter:
