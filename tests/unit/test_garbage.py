@@ -36,3 +36,15 @@ def test_new_cycles_are_collected() -> None:
     kept: list[list[int]] = [[] for _ in range(2 * YOUNG_OBJECTS)]
     assert node() is None
     assert kept
+
+
+def test_cycles_that_have_become_old_are_collected() -> None:
+    settle()
+    node = Node()
+    found = weakref.ref(node)
+    gc.collect(0)
+    gc.collect(1)  # a request that two looks have seen
+    del node
+    kept: list[list[int]] = [[] for _ in range(12 * YOUNG_OBJECTS)]
+    assert found() is None
+    assert kept
