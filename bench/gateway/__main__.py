@@ -12,10 +12,12 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
+from bench.gateway.client import BrokenAnswer
 from bench.gateway.pacing import Pacer
 from bench.gateway.peers import PEERS, NotInstalled, Peer
 from bench.gateway.processes import LOOK_S, Cores, Measured, NotStarted, pin, running, until_answered
@@ -56,7 +58,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     notes = [] if cores.measured is not None else ["There is one core only: router and load share it."]
     pin(cores.rest)
     script, pacer = make_script(), Pacer()
-    bench = Bench(script, pacer, sizes)
+    bench, failures = Bench(script, pacer, sizes), list[str]()
     peers = [] if arguments.no_peers or arguments.quick else _install(notes)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
@@ -76,11 +78,20 @@ async def _run(arguments: argparse.Namespace) -> int:
         for name in arguments.only or bench.workloads:
             for _ in range(1 if arguments.quick or name == "breaks" else arguments.rounds):
                 for target in targets:
-                    await bench.run(name, target)
-                    tell_progress(name, target)
-    print_tables(targets, notes)
-    write_json(arguments.json, targets, sizes, notes)
-    return 0
+                    await _measure(bench, name, target, failures)
+    print_tables(targets, notes + failures)
+    write_json(arguments.json, targets, sizes, notes + failures)
+    return 1 if failures else 0
+
+
+async def _measure(bench: Bench, name: str, target: Target, failures: list[str]) -> None:
+    """Run one workload; one that breaks has no figures, and the others go on."""
+    try:
+        await bench.run(name, target)
+    except BrokenAnswer as error:
+        failures.append(f"{target.label}: {name}: {error}")
+    else:
+        tell_progress(name, target)
 
 
 def _install(notes: list[str]) -> Sequence[tuple[Peer, Path]]:
@@ -119,8 +130,9 @@ async def _gateway(script: Script, pacer: Pacer, cores: Cores, folder: Path) -> 
         await source.start()
         try:
             async with running(command, cores.measured, log, {"TANDEM_SECRET": secret}) as pid:
-                await until_answered(port, "/health/ready", pid, log)
-                yield Target(GATEWAY, port, Measured(pid), source.stop)
+                until_ready = partial(until_answered, port, "/health/ready", pid, log)
+                await until_ready()
+                yield Target(GATEWAY, port, Measured(pid), source.stop, until_ready)
         finally:
             await source.stop()
 

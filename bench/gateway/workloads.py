@@ -65,6 +65,8 @@ class Target:
     process: Measured | None = None
     kill: Callable[[], Awaitable[None]] | None = None
     """Lets what stands behind it die; of the gateway for good."""
+    until_ready: Callable[[], Awaitable[None]] | None = None
+    """Waits until it can serve: a pause of the machine may have cost it its upstream."""
     figures: dict[str, list[Figures]] = field(default_factory=dict)
     """Of each workload, in the order of the rounds."""
 
@@ -90,11 +92,15 @@ class Bench:
         }
 
     async def run(self, name: str, target: Target) -> None:
-        """Run a workload against a target and keep its figures there."""
+        """Run a workload against a target and keep its figures there; raises `BrokenAnswer`."""
         gc.collect()
+        if target.until_ready is not None:
+            await target.until_ready()
         self._pacer.start(self._sizes.interval_s if name == "paced" else None)
-        figures = await self.workloads[name](target)
-        self._pacer.stop()
+        try:
+            figures = await self.workloads[name](target)
+        finally:
+            self._pacer.stop()
         target.figures.setdefault(name, []).append(figures)
 
     async def _fast(self, target: Target) -> Figures:
