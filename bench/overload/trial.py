@@ -32,7 +32,7 @@ class Plan:
     times: float = 5.0
     overload_s: float = 60.0
     capacity_s: float = 15.0
-    warm_s: float = 20.0
+    warm_s: float = 60.0
     num_unloaded: int = 15
     idle_within_s: float = 30.0
 
