@@ -72,22 +72,27 @@ class Script:
         return tuple(message.SerializeToString() for message in messages)
 
     @cached_property
-    def sse_events(self) -> tuple[bytes, ...]:
-        """Events of an OpenAI chat stream, one per token."""
-        return tuple(_chunk({"content": piece}) for piece in self.pieces)
+    def sse_chunks(self) -> tuple[bytes, ...]:
+        """Events of an OpenAI chat stream, one per token, each in an HTTP chunk of its own as servers send them."""
+        return tuple(http_chunk(_chunk({"content": piece})) for piece in self.pieces)
 
 
 OPENING = {"role": "assistant", "content": ""}
 
 
 def sse_opening() -> bytes:
-    """Return the event that begins an OpenAI chat stream."""
-    return _chunk(OPENING)
+    """Return the HTTP chunk that begins an OpenAI chat stream."""
+    return http_chunk(_chunk(OPENING))
 
 
 def sse_ending() -> bytes:
-    """Return the events that end one."""
-    return _chunk({}, "length") + b"data: [DONE]\n\n"
+    """Return the HTTP chunks that end one."""
+    return http_chunk(_chunk({}, "length")) + http_chunk(b"data: [DONE]\n\n") + http_chunk(b"")
+
+
+def http_chunk(content: bytes) -> bytes:
+    """Return one chunk of a body; an empty one ends it."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 def whole_answer(text: str, num_tokens: int) -> bytes:

@@ -10,7 +10,6 @@ from bench.gateway.script import MODEL, Script, sse_ending, sse_opening, whole_a
 
 HEAD_END = b"\r\n\r\n"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Upstream:
@@ -85,7 +84,7 @@ class _Connection(asyncio.Protocol):
         if not asked.get("stream"):
             self._reply(whole_answer(self._upstream.script.text(num_tokens), num_tokens))
             return
-        self.transport.write(STREAM_HEAD + _chunk(sse_opening()))
+        self.transport.write(STREAM_HEAD + sse_opening())
         self._answer = _Answer(self, self._upstream.script, asked.get("seed", 0), num_tokens)
         if self._upstream.pacer.interval_s is not None:
             self._upstream.pacer.add(self._answer)
@@ -104,7 +103,7 @@ class _Answer:
         self.seed = seed
         self.is_paused = False
         self._connection = connection
-        self._events = script.sse_events
+        self._chunks = script.sse_chunks
         self._num_wanted = num_tokens
         self._num_written = 0
 
@@ -113,8 +112,7 @@ class _Answer:
         first = self._num_written
         self._num_written = end = min(first + num_tokens, self._num_wanted)
         is_over = end == self._num_wanted
-        events = b"".join(self._events[first:end]) + (sse_ending() if is_over else b"")
-        self._connection.transport.write(_chunk(events) + (LAST_CHUNK if is_over else b""))
+        self._connection.transport.write(b"".join(self._chunks[first:end]) + (sse_ending() if is_over else b""))
         return not is_over
 
     def resume(self) -> None:
@@ -125,10 +123,6 @@ class _Answer:
     def _write_on(self) -> None:
         if self._connection.is_open and not self.is_paused and self.write(BURST):
             asyncio.get_running_loop().call_soon(self._write_on)
-
-
-def _chunk(content: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 def _content_length(head: bytes) -> int:
