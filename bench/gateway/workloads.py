@@ -48,7 +48,7 @@ QUICK = Sizes(
     fast_tokens=64,
     fast_s=0.3,
     paced_streams=8,
-    paced_tokens=20,
+    paced_tokens=40,
     ramp_s=0.1,
     lone_requests=5,
     short_connections=2,
@@ -107,8 +107,8 @@ class Bench:
         """As many events as it passes on, of streams that are written as fast as they are taken."""
         sizes, counter = self._sizes, EventCounter()
         readings: list[Reading] = []
-        until_s = time.monotonic() + sizes.fast_s
         async with _connections(target.port, sizes.fast_streams, counter) as connections:
+            until_s = time.monotonic() + sizes.fast_s
             began_s, cpu_s = time.monotonic(), _cpu_s(target)
             clients = [self._repeat(one, target, until_s, sizes.fast_tokens, readings) for one in connections]
             await asyncio.gather(*clients)
@@ -125,10 +125,10 @@ class Bench:
     async def _repeat(
         self, connection: Connection, target: Target, until_s: float, num_tokens: int, readings: list[Reading]
     ) -> None:
-        num_answers = 0
-        while time.monotonic() < until_s and num_answers < self._sizes.fast_answers:
-            num_answers += 1
+        for _ in range(self._sizes.fast_answers):
             readings.append(await connection.ask(request_bytes(target.port, num_tokens, next(self._seeds))))
+            if time.monotonic() >= until_s:
+                break
 
     async def _paced(self, target: Target) -> Figures:
         """How late tokens come, and what they cost, with many streams at a steady rate."""
@@ -168,15 +168,17 @@ class Bench:
         """How many requests of one token are answered."""
         sizes, counter = self._sizes, EventCounter()
         readings: list[Reading] = []
-        until_s = time.monotonic() + sizes.short_s
         text = self._script.text(1)
 
         async def repeat(connection: Connection) -> None:
-            while time.monotonic() < until_s:
+            while True:
                 request = request_bytes(target.port, 1, next(self._seeds), streams=False)
                 readings.append(await connection.ask(request))
+                if time.monotonic() >= until_s:
+                    break
 
         async with _connections(target.port, sizes.short_connections, counter) as connections:
+            until_s = time.monotonic() + sizes.short_s
             began_s, cpu_s = time.monotonic(), _cpu_s(target)
             await asyncio.gather(*map(repeat, connections))
             duration_s, cpu_s = time.monotonic() - began_s, _cpu_s(target) - cpu_s
