@@ -20,7 +20,7 @@ def test_it_runs_and_counts(tmp_path: Path) -> None:
     written = tmp_path / "figures.json"
     command = [sys.executable, "-m", "bench.gateway", "--quick", "--json", str(written)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert "events/s" in ended.stdout.splitlines()[0]
     figures = json.loads(written.read_text())["targets"]
     assert figures.keys() == {"no router", "tandem"}
