@@ -15,7 +15,7 @@ from common.messages.ids import ChoiceIndex, RequestId
 from gateway.accepting import Accepted, AcceptedPrompt
 from gateway.answer_choice import AnswerChoice
 from gateway.answer_parser import Piece, PlainAnswer
-from gateway.engine import EndOfChoice, Engine, GenerateEvent, StageTimes, TokenDelta
+from gateway.engine import Engine, GenerateEvent, StageTimes, TokenDelta
 from gateway.patience import Patience
 from gateway.request_record import RequestRecord
 from gateway.schemas.usage import PromptTokensDetails, Usage
@@ -151,15 +151,14 @@ class Answer:
         choice = answers.choices[event.choice]
         if not choice.is_open:
             return
-        answers.num_cached_tokens = max(answers.num_cached_tokens, event.num_cached_tokens)
-        match event:
-            case TokenDelta():
-                num_new = choice.take(event)
-                if num_new:
-                    self._record.tokens_arrived(num_new, choice.index)
-            case EndOfChoice():
-                self.times = event.times or self.times
-                choice.close(event)
+        if event.num_cached_tokens > answers.num_cached_tokens:
+            answers.num_cached_tokens = event.num_cached_tokens
+        if isinstance(event, TokenDelta):
+            if num_new := choice.take(event):
+                self._record.tokens_arrived(num_new, choice.index)
+        else:
+            self.times = event.times or self.times
+            choice.close(event)
         if choice.is_open:
             return
         answers.num_open -= 1

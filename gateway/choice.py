@@ -35,6 +35,8 @@ class Choice:
         """Every token taken, by the client's reader or waiting for it."""
         self.is_open = True
         """Whether more of it is to come: it has not ended, and somebody wants it."""
+        self.is_queued = False
+        """Whether it stands among those with news, for its owner to keep."""
         self._sampling = sampling
         self._chains = array("Q", [EMPTY_CHAIN])
         self._num_read = 0

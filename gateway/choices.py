@@ -26,7 +26,7 @@ class Choices:
         self.all = [Choice(ChoiceIndex(index), request.sampling) for index in range(request.num_choices)]
         self._request = request
         self._num_open = len(self.all)
-        self.unread: deque[Choice] = deque()
+        self._queued: deque[Choice] = deque()
         """Choices with news, each of them once."""
         self._num_cached_tokens: int | None = None
         self._lacks_prompt_logprobs = request.sampling.num_prompt_logprobs is not None
@@ -41,7 +41,7 @@ class Choices:
     @property
     def has_news(self) -> bool:
         """Whether tokens or an end were not read yet."""
-        return bool(self.unread)
+        return bool(self._queued)
 
     @property
     def to_continue(self) -> tuple[OpenChoice, ...]:
@@ -64,7 +64,7 @@ class Choices:
     @property
     def num_unread_bytes(self) -> int:
         """About how much memory that takes which was not read yet."""
-        return sum(choice.num_unread_bytes for choice in self.unread)
+        return sum(choice.num_unread_bytes for choice in self._queued)
 
     @property
     def num_own_tokens(self) -> int:
@@ -78,18 +78,32 @@ class Choices:
 
     def read(self) -> TokenDelta | EndOfChoice:
         """Return news; there are some."""
-        choice = self.unread.popleft()
-        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
-        item = choice.read(self._num_cached_tokens or 0, prompt_logprobs)
+        choice = self._queued.popleft()
+        choice.is_queued = False
+        item = self.read_one(choice)
         if choice.has_news:
-            self.unread.append(choice)
+            self.queue(choice)
         return item
+
+    def queue(self, choice: Choice) -> None:
+        """Let a choice with news be read behind all others."""
+        if not choice.is_queued:
+            choice.is_queued = True
+            self._queued.append(choice)
+
+    def read_one(self, choice: Choice) -> TokenDelta | EndOfChoice:
+        """Return news of a choice that has some and is not queued; it may have more behind them."""
+        prompt_logprobs: Sequence[TokenLogprobs] = ()
+        if self._prompt_logprobs:
+            prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
+        return choice.read(self._num_cached_tokens or 0, prompt_logprobs)
 
     def abandon(self, index: ChoiceIndex) -> bool:
         """Nobody needs more of a choice: nothing of it is read any more. Return whether it went on."""
         choice = self.all[index]
-        if choice.has_news:
-            self.unread.remove(choice)
+        if choice.is_queued:
+            choice.is_queued = False
+            self._queued.remove(choice)
         was_open = choice.is_open
         self._num_open -= was_open
         choice.abandon()
@@ -101,21 +115,20 @@ class Choices:
             if choice.is_open and (reason := choice.finished_by_shown()) is not None:
                 self._finish(choice, reason)
 
-    def take(self, tokens: pb.Tokens) -> None:
-        """Take what is new among a worker's tokens."""
+    def take(self, tokens: pb.Tokens) -> Choice | None:
+        """Take what is new among a worker's tokens; return their choice if it is to be queued or read right now."""
         choices, index = self.all, tokens.choice
         choice = choices[index] if index < len(choices) else self._choice(index)
         if self._lacks_prompt_logprobs:
             self._take_prompt_logprobs(tokens)
-        if choice.is_open:
-            had_news = choice.has_news
-            if not choice.extend(tokens):
-                return
-            # What the first placement found stands: a later one may hit what the first one has computed.
-            if self._num_cached_tokens is None and tokens.HasField("num_cached_tokens"):
-                self._num_cached_tokens = tokens.num_cached_tokens
-            if not had_news:
-                self.unread.append(choice)
+        if not choice.is_open:
+            return None
+        if not choice.extend(tokens):
+            return None
+        # What the first placement found stands: a later one may hit what the first one has computed.
+        if self._num_cached_tokens is None and tokens.HasField("num_cached_tokens"):
+            self._num_cached_tokens = tokens.num_cached_tokens
+        return None if choice.is_queued else choice
 
     def take_early(self, tokens: pb.Tokens) -> None:
         """Take a copy that was sent ahead, unless it contradicts anything: its author repeats what is true of it.
@@ -123,7 +136,8 @@ class Choices:
         It has no logprobs of the prompt, so none is taken while these are missing.
         """
         with suppress(Contradiction):
-            self.take(tokens)
+            if (choice := self.take(tokens)) is not None:
+                self.queue(choice)
 
     def take_end(self, finished: pb.Finished, queue_s: float) -> None:
         """Take the end of a choice that goes on."""
@@ -152,9 +166,8 @@ class Choices:
         self._lacks_prompt_logprobs = False
 
     def _finish(self, choice: Choice, reason: FinishReason, times: StageTimes | None = None) -> None:
-        if not choice.has_news:
-            self.unread.append(choice)
         choice.finish(reason, times)
+        self.queue(choice)
         self._num_open -= 1
 
 

@@ -163,11 +163,15 @@ class Dispatcher:
     def take(self, source: Source, event: pb.FeedEvent) -> None:
         """Take an event from a feed."""
         stream = self._streams.get(event.request)
-        is_known = stream is not None and (source == stream.source or not self._is_foreign(source, stream, event))
-        if stream is None or not is_known or not stream.take(source, event):
+        if stream is None or (source != stream.source and self._is_foreign(source, stream, event)):
             self._refuse(source, event)
-        elif not event.HasField("tokens"):  # these are most of all events
+        elif event.HasField("tokens"):  # these are most of all events
+            if not stream.take_tokens(source, event.placement, event.tokens):
+                self._refuse(source, event)
+        elif stream.take(source, event):
             self._follow_up(source, stream, event)
+        else:
+            self._refuse(source, event)
 
     def lose(self, source: Source, loss: PlacementLost) -> None:
         """A worker is gone or stalled."""

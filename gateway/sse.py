@@ -5,7 +5,7 @@ The response starts with the first write, so an error before it can still be an 
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -71,15 +71,16 @@ class EventStream:
         self._is_done = self._is_done or is_last  # once it is written, even if the client takes it late
         await self._write(events)
 
-    def offer(self, events: bytes) -> bool:
-        """Write events if the client keeps up; False: nothing is written, `send` them.
+    def offer(self, events: Sequence[bytes]) -> bool:
+        """Write events, all in one write, if the client keeps up; False: nothing is written, `send` them.
 
         This is the way of most tokens: the response's own `write` takes three times as long.
         """
         transport = self._open
         if transport is None or transport.is_closing() or transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
             return False
-        transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+        chunk = events[0] if len(events) == 1 else b"".join(events)
+        transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
         return True
 
     async def ping(self) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from common.errors import DeadlineExceeded, GenerationFailed
 from common.messages.ids import ChoiceIndex, Epoch, Fingerprint, PlacementNumber, WorkerId
 from gateway.budget import FailureBudget
+from gateway.choice import Choice
 from gateway.choices import Choices
 from gateway.engine import EndOfChoice, GenerateRequest, Tap, TokenDelta
 from gateway.losses import Contradiction, LossReason, PlacementLost
@@ -234,11 +235,11 @@ class Stream:
 
     def take(self, source: Source, event: pb.FeedEvent) -> bool:
         """Take an event from a feed; False if it is outdated and its sender should release what it holds."""
+        if event.HasField("tokens"):
+            return self.take_tokens(source, event.placement, event.tokens)
         if event.placement != self.placement or self.is_over or self._error is not None:
             return False
         match event.WhichOneof("event"):
-            case "tokens":
-                return self._take_tokens(source, event.tokens)
             case "accepted":
                 return self._take_accepted(source)
             case "failed" if self._may_decline(source):
@@ -252,6 +253,30 @@ class Stream:
                 self._take_failed(event.failed)
             case "try_lost":
                 self._end_if(self.budget.fail(event.try_lost.reason, is_death=True))
+        return True
+
+    def take_tokens(self, source: Source, placement: int, tokens: pb.Tokens) -> bool:
+        """Take tokens from a feed, as `take`."""
+        if placement != self.placement or self.is_over or self._error is not None:
+            return False
+        if tokens.is_early:
+            self.choices.take_early(tokens)
+            self._tell_reader()
+            return True
+        if source != self.source and not self._is_bound_to(source):
+            return False
+        try:
+            choice = self.choices.take(tokens)
+        except Contradiction as error:
+            self._refuse(error)
+            return True
+        if choice is not None:
+            tap = self._tap
+            if self._is_read and tap is not None and tap.is_open:
+                self._pass_on(tap, choice)
+            else:
+                self.choices.queue(choice)
+                self._tell_reader()
         return True
 
     def _take_accepted(self, source: Source) -> bool:
@@ -280,33 +305,18 @@ class Stream:
         """Whether the worker may have the job and not have accepted it: it may leave, or find that it cannot run it."""
         return self.source is None and self._is_undecided and self.target in (None, source)
 
-    def _take_tokens(self, source: Source, tokens: pb.Tokens) -> bool:
-        if tokens.is_early:
-            self.choices.take_early(tokens)
-        elif source != self.source and not self._is_bound_to(source):
-            return False
-        else:
-            try:
-                self.choices.take(tokens)
-            except Contradiction as error:
-                self._refuse(error)
-        if self._is_read and self._tap is not None and self._tap.is_open:
-            self._pass_on(self._tap)
-        else:
-            self._tell_reader()
-        return True
-
-    def _pass_on(self, tap: Tap) -> None:
-        """Give the tap what has come: the reader has got all that was before it."""
-        while self.choices.unread:
-            item = self.choices.read()
-            assert isinstance(item, TokenDelta)  # an end is told to the reader
-            try:
+    def _pass_on(self, tap: Tap, choice: Choice) -> None:
+        """Give the tap what has come of a choice: the reader has got all that was before it."""
+        try:
+            while True:
+                item = self.choices.read_one(choice)
+                assert isinstance(item, TokenDelta)  # an end is told to the reader
                 tap.take(item)
-            except Exception as error:  # noqa: BLE001 - it is the request's, not the feed's: its reader raises it
-                self._broken = error
-                self._tell_reader()
-                return
+                if not choice.has_news:
+                    return
+        except Exception as error:  # noqa: BLE001 - it is the request's, not the feed's: its reader raises it
+            self._broken = error
+            self._tell_reader()
 
     async def _wait_for_news(self) -> None:
         self._has_news.clear()

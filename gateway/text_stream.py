@@ -76,7 +76,8 @@ class AnswerText:
         is_lone = len(token_ids) == 1
         if (self._is_free or (is_lone and not self._is_watched)) and self._stop_ids.isdisjoint(token_ids):
             self.num_tokens += len(token_ids)
-            self.sum_logprobs += sum(entry.logprob for entry in delta.logprobs) if delta.logprobs else 0.0
+            if delta.logprobs:
+                self.sum_logprobs += sum(entry.logprob for entry in delta.logprobs)
             text = self._detokenizer.push(token_ids)
             return text if self._is_free else self._matched(text)
         if is_lone:

@@ -69,7 +69,7 @@ async def _stream(http: web.Request, served: Serving, endpoint: Endpoint) -> web
     accepted, settings = served.accepted, served.service.settings
     stream = http[EVENT_STREAM] = EventStream(http, settings.write_timeout_s)
     carrier = EventCarrier(stream)
-    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s, CAPACITY_BYTES, carrier.offer, len)
+    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s, CAPACITY_BYTES, stream.offer, len)
     timing = served.record.timing if _wants_timing(http, accepted) else None
     made = served.answer(StreamSink(_shape(http, accepted, endpoint), outbox, accepted.request.form, timing))
     with closing(stream):

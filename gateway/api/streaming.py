@@ -32,6 +32,7 @@ class StreamSink:
         self._form = form
         self._timing = timing
         self._unused: UsageSlot = None if form.includes_usage else UNSET
+        self._tells_usage = form.has_running_usage
         self._answer: Answer
 
     def start(self, answer: Answer) -> None:
@@ -40,7 +41,7 @@ class StreamSink:
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Sequence[AnswerToken]) -> None:
         """Encode more of a choice."""
-        usage = self._running_usage() if self._form.has_running_usage else self._unused
+        usage = self._answer.usage if self._tells_usage else self._unused
         self._outbox.put(self._shape.delta(index, pieces, tokens, usage))
 
     def end(self, choice: AnswerChoice) -> None:
@@ -63,7 +64,7 @@ class StreamSink:
         await self._outbox.room()
 
     def _running_usage(self) -> UsageSlot:
-        return self._answer.usage if self._form.has_running_usage else self._unused
+        return self._answer.usage if self._tells_usage else self._unused
 
 
 class EventCarrier:
@@ -75,10 +76,6 @@ class EventCarrier:
     async def carry(self, items: Sequence[bytes], *, is_last: bool) -> None:
         """Write events, all in one write."""
         await self._stream.send(b"".join(items), is_last=is_last)
-
-    def offer(self, items: Sequence[bytes]) -> bool:
-        """Write events past whoever carries them, if the client keeps up."""
-        return self._stream.offer(items[0] if len(items) == 1 else b"".join(items))
 
     async def reassure(self) -> None:
         """Write a comment."""

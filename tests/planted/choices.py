@@ -36,8 +36,8 @@ PLANTS = (
         name="behind-the-end-of-a-choice",
         rule="Nothing of a choice is shown or counted behind its end.",
         file="gateway/answer.py",
-        text="        if not choice.is_open:\n            return\n        answers.num_cached",
-        replacement="        answers.num_cached",
+        text="        if not choice.is_open:\n            return\n        if event.num_cached",
+        replacement="        if event.num_cached",
         tests=(ANSWER,),
     ),
     Plant(

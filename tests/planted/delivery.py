@@ -13,8 +13,8 @@ PLANTS = (
         name="tapped-out-of-order",
         rule="No token passes a reader that has not got what came before it.",
         file="gateway/streams.py",
-        text="        if self._is_read and self._tap is not None and self._tap.is_open:\n",
-        replacement="        if self._tap is not None and self._tap.is_open:\n",
+        text="            if self._is_read and tap is not None and tap.is_open:\n",
+        replacement="            if tap is not None and tap.is_open:\n",
         tests=(f"{TAPS}::test_nothing_is_tapped_before_the_reader_has_what_came_before",),
     ),
     Plant(
@@ -45,8 +45,8 @@ PLANTS = (
         name="no-room-behind-the-offer",
         rule="A producer that waits for room goes on when its items have passed the consumer.",
         file="gateway/outbox.py",
-        text="            self._has_room.set()\n            self._patience.renew()\n",
-        replacement="            self._patience.renew()\n",
+        text="        if self._room is not None and not self._room.done():\n            self._room.set_result(None)\n",
+        replacement="",
         tests=(f"{OUTBOX}::test_a_producer_gets_room_when_its_items_pass_the_consumer",),
     ),
     Plant(

@@ -107,7 +107,7 @@ class StartedResponse:
 async def test_a_client_that_keeps_up_is_written_to_past_the_response() -> None:
     transport = Transport()
     stream = await started(transport)
-    assert stream.offer(event_of(b"23"))
+    assert stream.offer([event_of(b"23")])
     assert transport.written == [b"a\r\ndata: 23\n\n\r\n"]
     stream.close()
 
@@ -115,7 +115,7 @@ async def test_a_client_that_keeps_up_is_written_to_past_the_response() -> None:
 async def test_nothing_is_written_past_a_response_that_has_not_begun() -> None:
     transport = Transport()
     stream = EventStream(make_mocked_request("POST", "/", transport=transport), write_timeout_s=5.0)
-    assert not stream.offer(event_of(b"1"))
+    assert not stream.offer([event_of(b"1")])
     assert transport.written == []
 
 
@@ -123,8 +123,8 @@ async def test_a_client_that_lags_or_is_gone_is_not_written_to_past_the_response
     transport = Transport()
     stream = await started(transport)
     transport.num_waiting = 1 << 20
-    assert not stream.offer(event_of(b"2"))
+    assert not stream.offer([event_of(b"2")])
     transport.num_waiting, transport.is_gone = 0, True
-    assert not stream.offer(event_of(b"2"))
+    assert not stream.offer([event_of(b"2")])
     assert transport.written == []
     stream.close()

@@ -178,3 +178,29 @@ async def test_a_producer_gets_room_when_its_items_pass_the_consumer() -> None:
     outbox.finish()
     assert await taking == []
     outbox.close()
+
+
+async def test_an_offer_that_fails_leaves_the_others_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    got: list[int] = []
+
+    def offer(items: Sequence[int]) -> bool:
+        got.extend(items)
+        return True
+
+    def fail(items: Sequence[int]) -> bool:
+        raise ValueError(f"no {items[0]}")
+
+    outboxes = [Outbox[int](LONG_S, offer=fail), Outbox[int](LONG_S, offer=offer)]
+    takers = [asyncio.create_task(outbox.take()) for outbox in outboxes]
+    await asyncio.sleep(0)
+    for outbox in outboxes:
+        outbox.put(7)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert got == [7]
+    assert "could not be offered" in caplog.text
+    outboxes[0].put(8, is_last=True)
+    assert await takers[0] == [7, 8]
+    takers[1].cancel()
+    for outbox in outboxes:
+        outbox.close()

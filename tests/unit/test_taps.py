@@ -8,6 +8,7 @@ import pytest
 
 from common.messages.ids import ChoiceIndex, RequestId
 from gateway.answer import Answer
+from gateway.choice import MAX_READ
 from gateway.engine import EndOfChoice, FinishReason, GenerateEvent, GenerateRequest, Tap, TokenDelta
 from gateway.streams import Stream
 from tests.support.answer_harness import TOKENIZER, PlayedEngine, SeenSink, accepted, record
@@ -190,3 +191,18 @@ async def test_tapped_tokens_break_the_silence() -> None:
     sink = SeenSink()
     await Answer(accepted(), SteadyEngine([]), sink, record()).read(max_silence_s=0.3)
     assert sink.text() == "abbbb"
+
+
+async def test_a_choice_that_the_tap_ends_is_not_read_on() -> None:
+    class Ending(Recorder):
+        def take(self, delta: TokenDelta) -> None:
+            super().take(delta)
+            stream.end_choice(ChoiceIndex(0))
+
+    ending = Ending()
+    stream = tapped(ending, num_choices=2)
+    await waiting_reader(stream)
+    many = list(range(MAX_READ + 10))
+    stream.take(DECODE, tokens(0, many, []))
+    assert [len(delta.token_ids) for delta in ending.taken] == [MAX_READ]
+    assert not stream.choices.has_news
