@@ -83,7 +83,7 @@ bench: setup ## load the running gateway and print tokens/s and latencies
 bench-overload: setup-dev ## five times of what a cluster can do for a minute: first tokens, refusals, fair shares, memory (2 minutes)
 	@$(BIN)/python -m bench.overload
 
-bench-gateway: setup ## the gateway's own speed beside vllm-router and LiteLLM (two free cores; 10 minutes)
+bench-gateway: setup-dev ## the gateway's own speed, compiled, beside vllm-router and LiteLLM (two free cores; 10 minutes)
 	@$(BIN)/python -m bench.gateway
 
 ## ---- develop -------------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def lock_texts(pyproject: dict[str, Any]) -> dict[str, str]:
         "requirements-gateway.lock": gateway,
         "requirements.lock": runtime,
         "requirements-dev.lock": [*runtime, *groups["dev"]],
+        "requirements-compile.lock": groups["compile"],
     }
     leaves: set[str] = {canonicalize_name(name) for name in lock["without-dependencies"]}
     elsewhere: dict[str, Version] = {name: Version(version) for name, version in lock["elsewhere"].items()}

@@ -1,9 +1,11 @@
 """An answer on its way to one client: what is ready leaves together, as fast as the client takes it."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
-from gateway.outbox import Outbox, filling
+from gateway.outbox import Outbox
 
 ItemT = TypeVar("ItemT", contravariant=True)
 AnyT = TypeVar("AnyT")
@@ -47,3 +49,18 @@ async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Readable
                 return
             if not items and outbox.is_done:
                 reading.result()
+
+
+@asynccontextmanager
+async def filling(outbox: Outbox[AnyT], work: Coroutine[object, object, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run `work`, which fills the outbox, in a task of its own while the block runs; leaving it ends it."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda _: outbox.finish())
+    try:
+        yield task
+    finally:
+        outbox.close()
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # raised before by whoever asked the task, or of no interest any more

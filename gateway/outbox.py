@@ -6,8 +6,7 @@ on: waking it costs as much as writing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -146,18 +145,3 @@ class _Turn:
             except Exception as error:  # noqa: BLE001 - it is one client's: the others get what is theirs
                 problem = {"message": "an event could not be offered", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(problem)
-
-
-@asynccontextmanager
-async def filling(outbox: Outbox[ItemT], work: Coroutine[object, object, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Run `work`, which fills the outbox, in a task of its own while the block runs; leaving it ends it."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(lambda _: outbox.finish())
-    try:
-        yield task
-    finally:
-        outbox.close()
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # raised before by whoever asked the task, or of no interest any more

@@ -28,10 +28,12 @@ from bench.gateway.upstream import Upstream
 from bench.gateway.workloads import QUICK, Bench, Sizes, Target
 from common.broker.redis_broker import RedisBroker
 from common.errors import BrokerUnavailable
+from deploy.compiled import install
 from tandem.cluster.ports import free_port
 from tandem.cluster.redis_binary import require_redis
 
 DEFAULT_JSON = Path(".bench") / "gateway.json"
+COMPILED = Path(".bench") / "compiled"
 
 
 def main() -> int:
@@ -48,12 +50,16 @@ def _parse() -> argparse.Namespace:
         "--only", action="append", help="this workload alone: fast, paced, lone, short or breaks; repeatable"
     )
     parser.add_argument("--no-peers", action="store_true", help="the gateway alone")
+    parser.add_argument(
+        "--interpreted", action="store_true", help="the gateway as a checkout runs it, not compiled as in its image"
+    )
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where to write (default %(default)s)")
     return parser.parse_args()
 
 
 async def _run(arguments: argparse.Namespace) -> int:
     sizes = QUICK if arguments.quick else Sizes()
+    package = None if arguments.interpreted else install(COMPILED.resolve())
     cores = Cores.of_machine()
     notes = [] if cores.measured is not None else ["There is one core only: router and load share it."]
     pin(cores.rest)
@@ -65,7 +71,7 @@ async def _run(arguments: argparse.Namespace) -> int:
         upstream = Upstream(script, pacer)
         await upstream.start()
         targets = [Target(DIRECT, upstream.port)]
-        targets.append(await stack.enter_async_context(_gateway(script, pacer, cores, folder)))
+        targets.append(await stack.enter_async_context(_gateway(script, pacer, cores, folder, package)))
         for peer, program in peers:
             try:
                 one = await stack.enter_async_context(_peer(peer, program, upstream, cores, folder))
@@ -105,8 +111,10 @@ def _install(notes: list[str]) -> Sequence[tuple[Peer, Path]]:
 
 
 @asynccontextmanager
-async def _gateway(script: Script, pacer: Pacer, cores: Cores, folder: Path) -> AsyncIterator[Target]:
-    """Run a gateway with its Redis and its one scripted worker while entered."""
+async def _gateway(
+    script: Script, pacer: Pacer, cores: Cores, folder: Path, package: Path | None
+) -> AsyncIterator[Target]:
+    """Run a gateway with its Redis and its one scripted worker while entered; `package` is where it is, None: here."""
     secret, port, redis_port = secrets.token_hex(), free_port("127.0.0.1"), free_port("127.0.0.1")
     redis: list[str | Path] = [
         require_redis().path,
@@ -120,7 +128,8 @@ async def _gateway(script: Script, pacer: Pacer, cores: Cores, folder: Path) -> 
         folder,
     ]
     url, log = f"redis://127.0.0.1:{redis_port}/0", folder / "gateway.log"
-    command = [sys.executable, "-m", "gateway", "--redis-url", url, "--port", str(port), "--rpc-port", "0"]
+    command = [sys.executable, "-P", "-m", "gateway", "--redis-url", url, "--port", str(port), "--rpc-port", "0"]
+    environment = {"TANDEM_SECRET": secret, **({} if package is None else {"PYTHONPATH": str(package)})}
     async with (
         running(redis, cores.rest, folder / "redis.log"),
         RedisBroker.connect(url, script.card.model) as broker,
@@ -129,7 +138,7 @@ async def _gateway(script: Script, pacer: Pacer, cores: Cores, folder: Path) -> 
         source = Source(broker, secret, script, pacer)
         await source.start()
         try:
-            async with running(command, cores.measured, log, {"TANDEM_SECRET": secret}) as pid:
+            async with running(command, cores.measured, log, environment) as pid:
                 until_ready = partial(until_answered, port, "/health/ready", pid, log)
                 await until_ready()
                 yield Target(GATEWAY, port, Measured(pid), source.stop, until_ready)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.outbox import Outbox, filling
+from gateway.delivery import filling
+from gateway.outbox import Outbox
 
 LONG_S = 5.0
 
