@@ -27,6 +27,7 @@ def test_gateway_lock_has_no_tensor_stack() -> None:
 def test_locks_agree() -> None:
     gateway, runtime, dev = map(_pins, ("requirements-gateway.lock", "requirements.lock", "requirements-dev.lock"))
     assert gateway.items() <= runtime.items() <= dev.items()
+    assert _pins("requirements-compile.lock").items() <= dev.items()
 
 
 def _pins(lock: str) -> dict[str, str]:
