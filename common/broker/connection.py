@@ -15,8 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
-from common.broker.pipeline import Pipeline
-from common.broker.resp import Argument
+from common.broker.pipeline import Argument, Pipeline
 from common.broker.scripts import Script
 from common.errors import BrokerUnavailable, InvalidSetting
 

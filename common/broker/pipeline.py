@@ -1,21 +1,22 @@
 """One connection to Redis on which commands follow each other without waiting for replies.
 
-redis-py takes a connection out of its pool for every command and waits for the reply on it, which cost a fifth of a
-short request's time in the gateway; this costs a fifth of that. redis-py still makes the connection: it knows about
-addresses, passwords and TLS.
+redis-py's client takes a connection out of its pool for every command and keeps it until the reply is there: 64 callers
+hold 64 connections. This uses one of its connections through its public methods (`pack_command`, `send_packed_command`,
+`read_response`); protocol, addresses, passwords and TLS are redis-py's.
 
 Replies come in the order of their commands, so the reply of a command that was given up is nobody else's.
 """
 
 import asyncio
+import math
 from collections import deque
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from redis.asyncio import ConnectionPool
-from redis.exceptions import BusyLoadingError, RedisError
 from redis.exceptions import ConnectionError as NotConnected
+from redis.exceptions import ResponseError
 
-from common.broker.resp import Argument, MalformedReply, ReplyReader, command_bytes
+Argument = str | bytes | int | float
 
 
 class Pipeline:
@@ -28,118 +29,121 @@ class Pipeline:
         self._pool: Final = pool
         self._timeout_s: Final = timeout_s
         self._link: _Link | None = None
-        self._connecting: asyncio.Task[_Link] | None = None
+        self._connecting: Final = asyncio.Lock()
 
     async def call(self, command: tuple[Argument, ...]) -> Any:  # noqa: ANN401 - a reply of the Redis protocol
         """Return the reply; raises what Redis answers, `TimeoutError`, or what is wrong with the connection."""
         link = self._link
-        if link is None or link.is_lost:
+        asked_s = asyncio.get_running_loop().time()
+        try:
             async with asyncio.timeout(self._timeout_s):
-                link = await self._connected()
-        reply = await link.ask(command_bytes(command))
-        if isinstance(reply, RedisError):
-            if isinstance(reply, BusyLoadingError):
-                link.close()  # it may be another one that answers next
-            raise reply
-        return reply
+                if link is None or link.is_lost:
+                    link = await self._connected()
+                return await link.ask(command)
+        except TimeoutError:
+            if link is not None and link.heard_s <= asked_s:
+                link.close(TimeoutError("no answer in time"))  # a new one may reach a Redis that this one does not
+            raise
 
     async def close(self) -> None:
         """Hang up; commands under way fail."""
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
-        if self._link is not None:
-            self._link.close()
+        async with self._connecting:
+            if self._link is not None:
+                self._link.close(NotConnected("closed"))
+                await self._link.ended()
+                self._link = None
 
     async def _connected(self) -> "_Link":
         """Return the connection; whoever else needs it meanwhile waits for the same one."""
-        if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
-            self._connecting.add_done_callback(self._forget)
-        return await asyncio.shield(self._connecting)
+        async with self._connecting:
+            if self._link is None or self._link.is_lost:
+                self._link = await self._connect()
+            return self._link
 
     async def _connect(self) -> "_Link":
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]  # so it is in redis-py
-        async with asyncio.timeout(self._timeout_s):
-            await connection.connect()
-        self._link = _Link(connection, self._timeout_s)
-        return self._link
-
-    def _forget(self, task: "asyncio.Task[_Link]") -> None:
-        self._connecting = None
-        if not task.cancelled():
-            task.exception()  # raised by whoever waits for it
-
-
-class _Link(asyncio.Protocol):
-    """A connection that was made by redis-py, and is ours from then on."""
-
-    def __init__(self, connection: Any, timeout_s: float) -> None:  # noqa: ANN401 - redis-py's, untyped
-        self._connection: Final = connection
-        self._timeout_s: Final = timeout_s
-        self._loop: Final = asyncio.get_running_loop()
-        self._reader: Final = ReplyReader()
-        self._pending: Final[deque[tuple[asyncio.Future[Any], float]]] = deque()
-        """Whose replies are to come, with the time when the command was sent."""
-        self._received_s = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self._transport: Final = cast("asyncio.Transport", connection._writer.transport)  # there is no other way to it
-        self._transport.set_protocol(self)
-        self.is_lost = self._transport.is_closing()
-
-    def ask(self, command: bytes) -> "asyncio.Future[Any]":
-        """Send a command; the future is its reply."""
-        reply: asyncio.Future[Any] = self._loop.create_future()
-        now = self._loop.time()
-        self._pending.append((reply, now))
-        self._transport.write(command)
-        if self._timer is None:
-            self._timer = self._loop.call_at(now + self._timeout_s, self._look)
-        return reply
-
-    def data_received(self, data: bytes) -> None:
-        self._received_s = self._loop.time()
         try:
-            replies = self._reader.feed(data)
-        except MalformedReply as error:
-            self._lose(NotConnected(str(error)))
-            return
-        for value in replies:
-            reply, _ = self._pending.popleft()
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return _Link(connection)
+
+
+class _Link:
+    """A connection: whoever asks writes to it, one task reads all replies. Never connects again: replies would be given
+    to other commands than their own."""
+
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's, untyped
+        self._connection: Final = connection
+        self._loop: Final = asyncio.get_running_loop()
+        self._awaited: Final[deque[asyncio.Future[Any]]] = deque()
+        """The replies to come, in the order of their commands; an error is a result as well."""
+        self.heard_s = -math.inf
+        """When the last reply came, in the loop's time."""
+        self._end: Exception = NotConnected("closed by Redis")
+        self._reading: Final = asyncio.create_task(self._read(), name="redis-replies")
+        self._reading.add_done_callback(self._lose)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing more can be asked."""
+        return self._is_over or not self._connection.is_connected
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the replies to come are given up."""
+        return self._reading.done() or self._reading.cancelling() > 0
+
+    async def ask(self, command: tuple[Argument, ...]) -> Any:  # noqa: ANN401 - a reply of the Redis protocol
+        """Return the reply. The link must not be lost; whoever is cancelled while Redis takes nothing in ends it."""
+        packed = self._connection.pack_command(*command)
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._awaited.append(reply)
+        try:
+            await self._connection.send_packed_command(packed, check_health=False)
+            answer = await reply
+        finally:
+            reply.cancel()
+            if not self._connection.is_connected:
+                self.close(NotConnected("connection lost while a command was sent"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self, reason: Exception) -> None:
+        """Hang up; whoever waits for a reply is told the reason."""
+        if not self._is_over:
+            self._end = reason
+            self._reading.cancel()
+
+    async def ended(self) -> None:
+        """Wait until the connection is closed."""
+        await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                await self._read_reply()
+        finally:
+            await self._connection.disconnect(nowait=True)
+
+    async def _read_reply(self) -> None:
+        try:
+            answer = await self._connection.read_response(timeout=math.inf, disconnect_on_error=False)
+        except ResponseError as error:
+            answer = error
+        self.heard_s = self._loop.time()
+        if not self._awaited:
+            raise NotConnected(f"a reply that nobody asked for: {answer!r}")
+        reply = self._awaited.popleft()
+        if not reply.done():
+            reply.set_result(answer)
+
+    def _lose(self, reading: "asyncio.Task[None]") -> None:
+        error = None if reading.cancelled() else reading.exception()
+        reason = self._end if error is None else NotConnected(f"connection lost: {error}")
+        while self._awaited:
+            reply = self._awaited.popleft()
             if not reply.done():
-                reply.set_result(value)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lose(NotConnected(f"connection lost: {error or 'closed by Redis'}"))
-
-    def close(self) -> None:
-        """Hang up."""
-        self._lose(NotConnected("closed"))
-
-    def _look(self) -> None:
-        """Give up the commands whose time is over. Where nothing at all has come since the oldest of them was sent,
-        the connection is given up with them: a new one may reach a Redis that this one does not."""
-        self._timer = None
-        limit_s = self._loop.time() - self._timeout_s
-        if self._pending and max(self._received_s, self._pending[0][1]) <= limit_s:
-            self._lose(TimeoutError("no answer in time"))
-            return
-        for reply, sent_s in self._pending:
-            if sent_s > limit_s:
-                self._timer = self._loop.call_at(sent_s + self._timeout_s, self._look)
-                return
-            if not reply.done():
-                reply.set_exception(TimeoutError("no answer in time"))
-        if self._pending:
-            self._timer = self._loop.call_later(self._timeout_s, self._look)
-
-    def _lose(self, error: Exception) -> None:
-        self.is_lost = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._pending:
-            reply, _ = self._pending.popleft()
-            if not reply.done():
-                reply.set_exception(error)
-        self._connection._close()  # closes the transport; its `disconnect` would wait for a protocol that is replaced
+                reply.set_result(reason)

@@ -10,6 +10,7 @@ from common.broker.connection import RedisConnection, StreamVanished
 from common.broker.demand import Demand
 from common.broker.entries import sort_out
 from common.broker.keys import Keys, escape
+from common.broker.pipeline import Argument
 from common.broker.policy import BrokerPolicy
 from common.broker.pressure import crowded, heavy, late, tokens_per_s
 from common.broker.protocols import (
@@ -21,7 +22,6 @@ from common.broker.protocols import (
     Waiting,
     Whereabouts,
 )
-from common.broker.resp import Argument
 from common.errors import StalePlacement
 from common.messages.codec import encode
 from common.messages.ids import EntryId, Epoch, GatewayId, ModelName, PlacementNumber, RequestId, TenantId, WorkerId

@@ -8,8 +8,8 @@ from common.broker import scripts
 from common.broker.connection import RedisConnection
 from common.broker.keys import tenant_keys
 from common.broker.limits import NUM_STEPS, Allowance, Demand, Limit, Quota, Refusal, Verdict
+from common.broker.pipeline import Argument
 from common.broker.policy import BrokerPolicy
-from common.broker.resp import Argument
 from common.messages.ids import RequestId, TenantId
 from common.messages.tenant import TenantLimits
 

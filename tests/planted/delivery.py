@@ -61,14 +61,11 @@ PLANTS = (
         name="reply-of-another-command",
         rule="The reply of a command that was given up is nobody else's.",
         file="common/broker/pipeline.py",
-        text="            reply, _ = self._pending.popleft()\n"
-        "            if not reply.done():\n"
-        "                reply.set_result(value)\n",
-        replacement="            reply, _ = self._pending.popleft()\n"
-        "            while reply.done() and self._pending:\n"
-        "                reply, _ = self._pending.popleft()\n"
-        "            if not reply.done():\n"
-        "                reply.set_result(value)\n",
+        text="        reply = self._awaited.popleft()\n        if not reply.done():\n",
+        replacement="        reply = self._awaited.popleft()\n"
+        "        while reply.done() and self._awaited:\n"
+        "            reply = self._awaited.popleft()\n"
+        "        if not reply.done():\n",
         tests=(
             f"{PIPELINE}::test_the_reply_of_a_cancelled_command_is_nobodys",
             f"{FAULTS}::TestCancellation::test_b119_a_cancelled_command_never_answers_another_one",
