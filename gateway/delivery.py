@@ -48,7 +48,10 @@ async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Readable
             if is_over:
                 return
             if not items and outbox.is_done:
-                reading.result()
+                try:
+                    reading.result()
+                finally:
+                    del reading  # its error leads here: a ring of garbage per refusal, with all that belonged to it
 
 
 @asynccontextmanager

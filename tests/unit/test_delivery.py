@@ -1,6 +1,8 @@
 """Bringing an answer to its client: all of it, also what becomes ready while something is carried."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -22,8 +24,12 @@ class Tail:
         self._outbox.put("a")
         await self._may_end.wait()
         self._outbox.put("b")
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
         self._outbox.put("end")
         self.is_over = True
 
@@ -61,3 +67,17 @@ async def test_a_failure_comes_behind_what_was_ready_before_it() -> None:
     with pytest.raises(ValueError, match="x"):
         await asyncio.wait_for(deliver(carrier, outbox, answer, 60), 5)
     assert carrier.carried == ["a", "b"]
+
+
+async def test_a_failure_leaves_nothing_for_the_garbage_collector() -> None:
+    may_end, outbox = asyncio.Event(), Outbox[str](60)
+    carrier, answer = SlowCarrier(may_end), Tail(outbox, may_end, ValueError("x"))
+    found = weakref.ref(carrier)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="x"):
+            await deliver(carrier, outbox, answer, 60)
+        del carrier, answer
+        assert found() is None
+    finally:
+        gc.enable()
