@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from common.broker.redis_broker import RedisBroker
 from common.lifecycle.awake_clock import AwakeClock
+from common.lifecycle.garbage import settle
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId, WorkerId
 from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
@@ -59,6 +60,11 @@ for a prompt, which are 5 s. A gateway notices pauses of the same length."""
 
 def _ignore() -> None:
     """Nobody wants to know."""
+
+
+CPU_NICENESS = 5
+"""An engine takes every moment of every core it has. By this a gateway that wants the same one gets three quarters of
+it. With 10 it would get nine tenths, but so would a foreign process, and beside one steps of a second would stall."""
 
 
 class WorkerEdge(Generic[CommandT, EventT]):
@@ -171,7 +177,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         await asyncio.to_thread(self.grammars.load)
         masks = GrammarMasks(self.grammars)
         runner = ModelRunner(model, pages, self.foundation.layout.block_size, masks)
-        self.engine = engine = EngineThread(make_core(staging), runner)
+        self.engine = engine = EngineThread(make_core(staging), runner, self._engine_niceness())
 
         def take_verdict(verdict: Verdict) -> None:
             self._note_verdict(verdict)
@@ -190,6 +196,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
         watch = watch_engine(lambda: engine.progress, self.settings.stall_s, self.clock.now, take_verdict)
         self.spawn(watch, "stall watch")
+        settle()  # a look at all that the tensor library consists of stops engine and event loop for half a second
         self._standing.phase = WorkerHealth.READY
         self.touch()
 
@@ -252,6 +259,12 @@ class WorkerEdge(Generic[CommandT, EventT]):
             return host_pages, NoStaging()
         pages = allocate_pages(foundation.layout, foundation.num_blocks, device=foundation.device)
         return pages, HostStaging(pages, host_pages)
+
+    def _engine_niceness(self) -> int:
+        told = self.settings.engine_niceness
+        if told is not None:
+            return told
+        return CPU_NICENESS if self.foundation.device.type == "cpu" else 0  # for a GPU the thread only has to be quick
 
     def _load_weights(self, loop: asyncio.AbstractEventLoop) -> LlamaModel:
         foundation = self.foundation

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from common.lifecycle.precedence import let_others_go_first
 from common.runtime.idle_check import IdleCheck
 from common.scheduling.plan import StepPlan, StepResult
 
@@ -106,11 +107,15 @@ class EngineThread(Generic[CommandT, EventT]):
 
     Reports arrive on the loop that called `start`. If a step raises, `on_crash` is called there and the thread ends:
     what the device holds then is unknown, so the process should leave.
+
+    By `niceness` it lets others go first that want its core, its process's own event loop among them; so do the threads
+    that a step is spread over, as they are started by its first one.
     """
 
-    def __init__(self, core: Core[CommandT, EventT], runner: Runner) -> None:
+    def __init__(self, core: Core[CommandT, EventT], runner: Runner, niceness: int = 0) -> None:
         self._core = core
         self._runner = runner
+        self._niceness = niceness
         self._commands: queue.SimpleQueue[CommandT | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._num_steps = 0
@@ -135,6 +140,7 @@ class EngineThread(Generic[CommandT, EventT]):
         """Start the thread; both callbacks run on `loop`."""
 
         def work() -> None:
+            let_others_go_first(self._niceness)
             try:
                 self._work(lambda report: _call_soon(loop, on_report, report))
             except BaseException as error:  # root of a thread: handed to the loop

@@ -41,6 +41,11 @@ class EngineSettings(ProcessSettings):
         512, "most that one step computes for all sequences together", integer(1), unit="tokens"
     )
     threads: int | None = setting(None, "threads of a worker; auto: its share of the cores", auto(integer(1, 4096)))
+    engine_niceness: int | None = setting(
+        None,
+        "by how much a worker's computing lets others go first that want its cores (Linux); auto: 5 on CPUs, 0 on GPUs",
+        auto(integer(0, 19)),
+    )
     disaggregation: str = setting(
         "auto",
         "auto: prefill long prompts on prefill workers; always: every prompt; never: none",
