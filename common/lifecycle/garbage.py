@@ -3,9 +3,9 @@
 import gc
 
 YOUNG_OBJECTS = 5_000
-"""So many new objects are waited for: a look at them takes 2 to 5 ms of a gateway that refuses. With 50,000 it takes 64,
-and in all twice as much, as they are out of the core's cache by then; with 700, as Python has it, a gateway spent 8 % of
-its time on looking."""
+"""So many new objects are waited for: a look at them takes 2 to 5 ms of a gateway that refuses. With 50,000 it took 64,
+and in all twice as much, as they were out of the core's cache by then; with 700, as Python has it, a gateway spent 8 %
+of its time on looking."""
 
 OLDER = 2
 """Every third look goes one generation further. Requests live long enough to become old: when only one look in a
