@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from bench.overload.client import Client, Shot
+from bench.overload.lag import watched_lag
 from bench.overload.load import Tenant, fire_closed, fire_one_by_one, fire_open
 from bench.overload.site import MODEL, Site
 from tests.support.observation import Observation
@@ -39,7 +40,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Findings:
-    """What was measured. `unloaded_ttft_s` by tenant; `rss_bytes` by gateway, once a second of the overload."""
+    """What was measured. `unloaded_ttft_s` by tenant; `rss_bytes` by gateway, once a second of the overload;
+    `client_late_s`: by how much answers were noticed late, every 5 ms of it."""
 
     unloaded_ttft_s: dict[str, float] = field(default_factory=dict)
     tokens_per_s: float = 0.0
@@ -47,6 +49,7 @@ class Findings:
     began_s: float = 0.0
     shots: list[Shot] = field(default_factory=list)
     rss_bytes: dict[int, list[int]] = field(default_factory=dict)
+    client_late_s: list[float] = field(default_factory=list)
     idle_after_s: float = 0.0
 
 
@@ -63,7 +66,8 @@ async def run_trial(site: Site, tenants: Sequence[Tenant], plan: Plan, chance: r
         await observation.until_idle(plan.idle_within_s)
         watching = asyncio.create_task(_watch(site.gateways_rss(), findings.rss_bytes))
         findings.began_s = time.perf_counter()
-        findings.shots = await fire_open(client, findings.tenants, plan.overload_s, chance)
+        async with watched_lag() as findings.client_late_s:
+            findings.shots = await fire_open(client, findings.tenants, plan.overload_s, chance)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         client.close()
