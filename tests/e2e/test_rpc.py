@@ -16,6 +16,7 @@ from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationStub
 from tests.support.certificates import Authority, TlsFolder, chain_of
 from tests.support.cluster import Cluster
+from tests.support.documents import examples_of
 from tests.support.gateway_server import parse_events
 from tests.support.gateway_server import text_of as http_text_of
 from tests.support.polling import until
@@ -120,6 +121,19 @@ async def test_both_ways_give_the_same(
 
 def _of_choice(event: dict[str, Any], choice: int) -> list[dict[str, Any]]:
     return [part for part in event["choices"] if part["index"] == choice]
+
+
+def test_the_documents_examples_with_certificates_work(secure: SecureCluster, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(secure.authority.pem)
+    (tmp_path / "own.pem").write_bytes(chain_of(secure.client))
+    (tmp_path / "own.key").write_bytes(secure.client.private_key_pem.bytes())
+    addresses = {"gateway.example:8001": f"127.0.0.1:{secure.cluster.rpc_port}"}
+    printed = [
+        example.run(addresses, tmp_path).split()[-1]
+        for example in examples_of("docs/grpc.md")
+        if "own.key" in example.text
+    ]
+    assert printed == [MODEL, "tandem.v1.Generation"]
 
 
 def test_our_own_commands_get_in(secure: SecureCluster) -> None:
