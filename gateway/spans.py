@@ -1,7 +1,7 @@
 """The spans of one request in this process: the SERVER span, and its stages until a worker has accepted it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from aiohttp import web
 from opentelemetry.context import Context
@@ -18,6 +18,8 @@ PROVIDER = "tandem"
 
 CANCELLED = "cancelled"
 """The error of a stage that its request did not outlive."""
+
+_UNRECORDED = nullcontext()
 
 
 class RequestSpan:
@@ -48,9 +50,12 @@ class RequestSpan:
         """What travels beside `traceparent`."""
         return inject_state(self._span)
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Record what the block does as a child."""
+        return self._recorded(stage) if self._span.is_recording() else _UNRECORDED
+
+    @contextmanager
+    def _recorded(self, stage: Stage) -> Iterator[None]:
         span = start_span(stage, self._context, attributes={Attribute.REQUEST_ID: self._request})
         error = CANCELLED
         try:
@@ -64,6 +69,8 @@ class RequestSpan:
 
     def asked(self, operation: str, model: str, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         """Note what is generated. Stop strings are left out: they are a client's text."""
+        if not self._span.is_recording():
+            return
         self._span.set_attributes(
             {
                 Attribute.OPERATION: operation,
@@ -80,6 +87,8 @@ class RequestSpan:
 
     def answered(self, response_id: str, model: str, reasons: Sequence[FinishReason], usage: Usage) -> None:
         """Note how the choices ended, in their order, and what was counted."""
+        if not self._span.is_recording():
+            return
         self._span.set_attributes(
             {
                 Attribute.RESPONSE_ID: response_id,

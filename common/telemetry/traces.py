@@ -118,6 +118,8 @@ def extract(traceparent: str, tracestate: str = "") -> Context:
 
     A caller who did not sample (flags 00) is respected: nothing of that trace is recorded.
     """
+    if not traceparent:
+        return Context()
     return _propagator.extract({"traceparent": traceparent, "tracestate": tracestate}, context=Context())
 
 
