@@ -155,7 +155,7 @@ class Answer:
             answers.num_cached_tokens = event.num_cached_tokens
         if isinstance(event, TokenDelta):
             if num_new := choice.take(event):
-                self._record.tokens_arrived(num_new, choice.index)
+                choice.last_token_s = self._record.tokens_arrived(num_new, choice.last_token_s)
         else:
             self.times = event.times or self.times
             choice.close(event)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.answer_parser import AnswerParser, Content, Piece
 from gateway.engine import EndOfChoice, FinishReason, TokenDelta
+from gateway.request_record import NOT_YET
 from gateway.text_stream import AnswerText, AnswerToken
 
 Send = Callable[[int, Sequence[Piece], Sequence[AnswerToken]], None]
@@ -36,6 +37,8 @@ class AnswerChoice:
         """What the client is told; empty while the choice is open."""
         self.is_open = True
         """Whether more of it is to come."""
+        self.last_token_s = NOT_YET
+        """When its last tokens came."""
         self.reason = FinishReason.STOP
         """Why it ended, once it has."""
 

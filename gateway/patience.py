@@ -29,8 +29,10 @@ class Patience:
         self._limit_s = limit_s
         self._has_moved = has_moved
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._deadline_s: float | None = None
+        self._deadline_s = 0.0
+        """Of the wait under way."""
         self._task: asyncio.Task[object] | None = None
+        """Who waits; None: nobody does."""
         self._num_cancels = 0
         self._timer: asyncio.TimerHandle | None = None
         self._look_s = 0.0
@@ -51,7 +53,7 @@ class Patience:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task, self._task, self._deadline_s = self._task, None, None
+        task, self._task = self._task, None
         if not self._is_over or task is None:
             return
         if task.uncancel() <= self._num_cancels and kind is asyncio.CancelledError:
@@ -59,7 +61,7 @@ class Patience:
 
     def renew(self) -> None:
         """Let the wait under way, if there is one, begin anew."""
-        if self._deadline_s is not None and self._loop is not None:
+        if self._task is not None and self._loop is not None:
             self._deadline_s = self._loop.time() + self._limit_s
 
     @property
@@ -80,7 +82,7 @@ class Patience:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """End a wait that is too long; else look again when the present one would be, if there is one."""
         self._timer = None
-        if self._deadline_s is None or self._task is None:
+        if self._task is None:
             return
         if loop.time() - self._look_s > LATE_S:
             self._deadline_s = max(self._deadline_s, loop.time() + GRACE_S)

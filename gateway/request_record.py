@@ -22,6 +22,9 @@ from gateway.schemas.usage import Timing
 
 logger = logging.getLogger(__name__)
 
+NOT_YET = -1.0
+"""The time of a choice's last tokens before its first."""
+
 
 class RequestRecord:
     """Observes one request from arrival until its `with` block is left, for the metrics and for one line in the log."""
@@ -30,7 +33,6 @@ class RequestRecord:
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._clock = clock
-        self._last_token_s: dict[int, float] = {}
         self._stages_s: dict[Stage, float] = {}
         self._ttft_s: float | None = None
         self._reason: FinishReason | None = None
@@ -65,19 +67,19 @@ class RequestRecord:
             },
         )
 
-    def tokens_arrived(self, num_tokens: int, choice: int) -> None:
-        """Note that so many tokens of a choice came just now."""
+    def tokens_arrived(self, num_tokens: int, last_s: float) -> float:
+        """Note that so many tokens of a choice came just now, and return when that is. Its last ones came at `last_s`,
+        `NOT_YET` if these are its first."""
         now = self._clock()
-        last_token_s = self._last_token_s.get(choice)
-        if last_token_s is None:
+        if last_s == NOT_YET:
             self._first_token_arrived(now)
             num_latencies, latency_s = num_tokens - 1, 0.0
         else:
-            num_latencies, latency_s = num_tokens, (now - last_token_s) / num_tokens
+            num_latencies, latency_s = num_tokens, (now - last_s) / num_tokens
         if num_latencies:
             self._metrics.itl.observe(latency_s, num_latencies)
-        self._last_token_s[choice] = now
         self.num_tokens += num_tokens
+        return now
 
     @contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:

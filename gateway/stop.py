@@ -5,6 +5,7 @@ depends on the text alone.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -14,7 +15,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], *, shows_stop: bool = False) -> None:
         self._stops = tuple(stops)
         self._shows_stop = shows_stop
-        self._beginnings = frozenset(stop[0] for stop in stops)
+        self._beginnings = _beginnings_of(self._stops)
         self._held = ""
         self.has_matched = False
         """Whether a stop string is complete; everything behind it is dropped."""
@@ -47,6 +48,12 @@ class StopMatcher:
     def _num_held(self, text: str) -> int:
         """Return the length of the longest end of `text` that begins a stop string."""
         return max(_overlap(text, stop) for stop in self._stops)
+
+
+@lru_cache
+def _beginnings_of(stops: tuple[str, ...]) -> frozenset[str]:
+    """Return the first characters; one set for all answers with these stop strings, so that it stays in the cache."""
+    return frozenset(stop[0] for stop in stops)
 
 
 def _overlap(text: str, stop: str) -> int:
