@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +13,11 @@ import aiohttp
 import grpc
 import pytest
 import trustme
+import yaml
 
 from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationStub
+from tandem.cluster.state import StateDir
 from tests.support.certificates import Authority, TlsFolder, chain_of
 from tests.support.cluster import Cluster
 from tests.support.documents import examples_of
@@ -21,6 +25,7 @@ from tests.support.gateway_server import parse_events
 from tests.support.gateway_server import text_of as http_text_of
 from tests.support.polling import until
 from tests.support.rpc_gateway import text_of
+from tests.support.source_tree import ROOT
 
 if TYPE_CHECKING:
     from proto.tandem.v1.generate_pb2_grpc import GenerationAsyncStub
@@ -134,6 +139,16 @@ def test_the_documents_examples_with_certificates_work(secure: SecureCluster, tm
         if "own.key" in example.text
     ]
     assert printed == [MODEL, "tandem.v1.Generation"]
+
+
+def test_the_health_check_of_the_compose_file_asks_a_gateway_with_tls(secure: SecureCluster) -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    _, _, _, program = services["gateway"]["healthcheck"]["test"]
+    state = StateDir(secure.cluster.state_dir).read_running()
+    assert state is not None
+    for folder, status in ((state.run_dir, 0), ("/nowhere", 1)):
+        asked = program.replace("/run/tandem", folder)
+        assert subprocess.run([sys.executable, "-c", asked], capture_output=True, check=False).returncode == status
 
 
 def test_our_own_commands_get_in(secure: SecureCluster) -> None:
