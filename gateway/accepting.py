@@ -1,7 +1,7 @@
 """From a valid request to what its model's engine is asked: model, token ids, settled sampling, all prompts or none."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from common.errors import InvalidRequest
 from common.messages.ids import RequestId
@@ -64,28 +64,28 @@ async def accept(
         prompts_ids = await encode_prompts(request.prompts, model, service.models)
     await metering.settle(sum(map(len, prompts_ids)))
     grammar = None if request.grammar is None else await request.grammar.compile(model, service.models, prompts_ids[0])
-    seed = random_seed()
+    seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
     samplings = [settle_sampling(request, model.card, len(ids), seed, grammar) for ids in prompts_ids]
     num_tokens = record.num_prompt_tokens = sum(map(len, prompts_ids))
     record.model = model.card.model
     span.asked(request.prompts[0].operation, model.card.model, samplings[0], num_tokens)
-    first = GenerateRequest(
-        request=request_id,
-        model=request.model,
-        prompt_ids=prompts_ids[0],
-        sampling=samplings[0],
-        cache_salt=request.cache_salt,
-        traceparent=span.traceparent,
-        tracestate=span.tracestate,
-        fingerprint=model.card.fingerprint,
-        deadline_s=deadline.left_s,
-        num_choices=request.form.num_generated,
-        tenant=metering.caller.tenant,
-        weight=metering.caller.weight,
-        priority=metering.caller.priority(request.sampling.priority),
-    )
+    traceparent, tracestate, deadline_s = span.traceparent, span.tracestate, deadline.left_s
     asked = [
-        replace(first, request=part_of(request_id, index), prompt_ids=ids, sampling=sampling)
+        GenerateRequest(
+            request=part_of(request_id, index),
+            model=request.model,
+            prompt_ids=ids,
+            sampling=sampling,
+            cache_salt=request.cache_salt,
+            traceparent=traceparent,
+            tracestate=tracestate,
+            fingerprint=model.card.fingerprint,
+            deadline_s=deadline_s,
+            num_choices=request.form.num_generated,
+            tenant=metering.caller.tenant,
+            weight=metering.caller.weight,
+            priority=metering.caller.priority(request.sampling.priority),
+        )
         for index, (ids, sampling) in enumerate(zip(prompts_ids, samplings, strict=True))
     ]
     echoes = await _echoes(service, request, prompts_ids, model)

@@ -149,19 +149,22 @@ def valid_chat(request: ChatRequest, num_tool_bytes: int = 0) -> ValidRequest:
     tools = tool_use(request.tools, request.tool_choice, request.parallel_tool_calls, num_tool_bytes)
     prompt = ChatPrompt(template_messages(request.messages), template_kwargs(request), tools)
     max_tokens = _max_tokens(request.max_tokens, request.max_completion_tokens)
-    form = replace(_form(request), num_logprobs=_chat_logprobs(request))
-    return replace(
-        _valid(request, (prompt,), max_tokens, form),
-        make_parser=ChatAnswers(tools, shows_thoughts=request.include_reasoning is not False),
-        grammar=chat_grammar(requested_grammar(request), tools),
+    form = _form(request, _chat_logprobs(request))
+    return _valid(
+        request,
+        (prompt,),
+        max_tokens,
+        form,
+        chat_grammar(requested_grammar(request), tools),
+        ChatAnswers(tools, shows_thoughts=request.include_reasoning is not False),
     )
 
 
 def valid_completion(request: CompletionRequest) -> ValidRequest:
     """Return what a text completion asks for."""
     prompts = _prompts(request.prompt)
-    valid = _valid(request, prompts, request.max_tokens, _completion_form(request, len(prompts)))
-    return replace(valid, grammar=requested_grammar(request))
+    form = _completion_form(request, len(prompts))
+    return _valid(request, prompts, request.max_tokens, form, requested_grammar(request))
 
 
 def fields_of(body: bytes, policy: FieldPolicy) -> _Fields:
@@ -175,7 +178,12 @@ def fields_of(body: bytes, policy: FieldPolicy) -> _Fields:
 
 
 def _valid(
-    request: ChatRequest | CompletionRequest, prompts: tuple[Prompt, ...], max_tokens: int | None, form: AnswerForm
+    request: ChatRequest | CompletionRequest,
+    prompts: tuple[Prompt, ...],
+    max_tokens: int | None,
+    form: AnswerForm,
+    grammar: GrammarSpec | None,
+    make_parser: MakeParser | None = None,
 ) -> ValidRequest:
     return ValidRequest(
         model=ModelName(request.model),
@@ -185,10 +193,12 @@ def _valid(
         stops=stops_of(request.stop),
         form=form,
         cache_salt=request.cache_salt or "",
+        make_parser=make_parser,
+        grammar=grammar,
     )
 
 
-def _form(request: SamplingFields) -> AnswerForm:
+def _form(request: SamplingFields, num_logprobs: int | None = None) -> AnswerForm:
     options = request.stream_options
     if options is not None and not request.stream:
         raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
@@ -204,6 +214,7 @@ def _form(request: SamplingFields) -> AnswerForm:
         streams=bool(request.stream),
         num_choices=num_choices,
         num_generated=num_choices,
+        num_logprobs=num_logprobs,
         shows_token_ids=bool(request.return_token_ids),
         skips_special=request.skip_special_tokens is not False,
         shows_stop=bool(request.include_stop_str_in_output),
