@@ -76,7 +76,10 @@ class ChatTemplate:
             "add_generation_prompt": True,
             _CHECK: self._deadline_check(),
         }
-        began_s = time.thread_time()
+        # Reading the time of one thread is a system call. A trusted template is watched by the wall clock, which may
+        # blame it for what others do: then it has to show again that it is quick.
+        clock = time.perf_counter if self.is_quick else time.thread_time
+        began_s = clock()
         try:
             return self._template.render(variables)
         except RefusedByTemplate as error:
@@ -93,7 +96,7 @@ class ChatTemplate:
                 f"The model's chat template cannot render the messages ({reason}).", param="messages"
             ) from error
         finally:
-            is_quick = time.thread_time() - began_s < QUICK_S
+            is_quick = clock() - began_s < QUICK_S
             self._num_quick = self._num_quick + 1 if is_quick else 0
 
     def _check_kwargs(self, kwargs: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from common.errors import DeadlineExceeded, InvalidRequest
 
@@ -45,9 +45,12 @@ class Deadline:
         """Seconds left, negative when it is over; None: no limit."""
         return None if self._end_s is None else self._end_s - self._clock()
 
-    @asynccontextmanager
-    async def enforced(self) -> AsyncIterator[None]:
+    def enforced(self) -> AbstractAsyncContextManager[None]:
         """End what the block does when the time is over: what it awaits is cancelled and `DeadlineExceeded` raised."""
+        return nullcontext() if self._end_s is None else self._limited()
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[None]:
         limit = asyncio.timeout(self.left_s)
         try:
             async with limit:

@@ -43,6 +43,8 @@ async def read_body(request: web.Request) -> bytes:
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
     try:
+        if request.content.is_eof():  # it came with the head, as nearly all do
+            return await request.read()
         async with asyncio.timeout(settings.body_timeout_s):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
