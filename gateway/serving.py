@@ -4,8 +4,8 @@ acceptance, and the one note of its end.
 A transport makes a `Visit` and a `ValidRequest` of what it got, and writes what a `Serving` gives it.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from common.broker.limits import Quota
@@ -14,7 +14,7 @@ from common.messages.ids import RequestId
 from common.telemetry.traces import Stage
 from gateway.accepting import Accepted, accept
 from gateway.answer import Answer, AnswerSink
-from gateway.brake import Brake, Flow
+from gateway.brake import Flow
 from gateway.callers import Caller
 from gateway.claims import Claim, estimated_tokens, ignore_quota
 from gateway.deadline import Deadline
@@ -72,17 +72,6 @@ class Serving:
         self.span.answered(response_id, self.accepted.model.card.model, reasons, answer.usage)
 
 
-@contextmanager
-def _braked(brake: Brake, flow: Flow, limit_s: float | None) -> Iterator[None]:
-    """Refuse the request if the like of it was just refused; note it if it is."""
-    brake.check(flow, limit_s)
-    try:
-        yield
-    except Overloaded as error:
-        brake.note(flow, limit_s, error)
-        raise
-
-
 @asynccontextmanager
 async def serving(service: Service, visit: Visit, request: ValidRequest) -> AsyncIterator[Serving]:
     """Let the request in and serve it in the block, whose end releases all it holds.
@@ -92,9 +81,14 @@ async def serving(service: Service, visit: Visit, request: ValidRequest) -> Asyn
     visit.caller.require(request.model, request.sampling.priority)
     deadline = Deadline(visit.limit_s, visit.arrived_s)
     flow = Flow(request.model, visit.caller.tenant, visit.caller.priority(request.sampling.priority))
-    with RequestRecord(service.metrics, visit.arrived_s) as record, _braked(service.brake, flow, visit.limit_s):
-        async with deadline.enforced(), AsyncExitStack() as held:
-            with visit.span.stage(Stage.ADMIT), record.timed(Stage.ADMIT):
-                metering = await held.enter_async_context(service.admission.reserve(visit.claim(request, record)))
-            accepted = await accept(service, request, visit.request, visit.span, deadline, record, metering)
-            yield Serving(service, accepted, record, visit.span)
+    with RequestRecord(service.metrics, visit.arrived_s) as record:
+        service.brake.check(flow, visit.limit_s)
+        try:
+            async with deadline.enforced(), AsyncExitStack() as held:
+                with visit.span.stage(Stage.ADMIT), record.timed(Stage.ADMIT):
+                    metering = await held.enter_async_context(service.admission.reserve(visit.claim(request, record)))
+                accepted = await accept(service, request, visit.request, visit.span, deadline, record, metering)
+                yield Serving(service, accepted, record, visit.span)
+        except Overloaded as error:
+            service.brake.note(flow, visit.limit_s, error)
+            raise

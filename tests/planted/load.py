@@ -56,7 +56,7 @@ PLANTS = (
         name="asks-every-time",
         rule="The like of a refused request is refused without asking Redis.",
         file="gateway/serving.py",
-        text="    brake.check(flow, limit_s)\n",
+        text="        service.brake.check(flow, visit.limit_s)\n",
         replacement="",
         tests=(f"{QUEUE}::test_the_like_of_a_refused_one_is_refused_without_asking",),
     ),
