@@ -6,8 +6,9 @@ Whatever a client sent is escaped, in both forms: a value can neither start a li
 import json
 import logging
 import sys
+import time
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from functools import lru_cache
 
 from common.errors import InvalidSetting
 
@@ -24,6 +25,7 @@ _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
     "request_id",
     "tenant",
 }
+_to_json = json.JSONEncoder(default=str).encode
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -42,6 +44,7 @@ def setup_logging(process: str, level: str = "info", *, fmt: str = "json") -> No
     handler.setFormatter(formatters[fmt](process))
     logging.basicConfig(level=_LEVELS[level.lower()], handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
+    logging.logThreads = logging.logMultiprocessing = False  # no line names them
 
 
 class JsonFormatter(logging.Formatter):
@@ -68,7 +71,7 @@ class JsonFormatter(logging.Formatter):
         line = _extra_of(record) | line
         if exception := _exception_of(self, record):
             line["exception"] = exception
-        return json.dumps(line, default=str)
+        return _to_json(line)
 
 
 class TextFormatter(logging.Formatter):
@@ -89,7 +92,12 @@ class TextFormatter(logging.Formatter):
 
 
 def _time_of(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def _request_of(record: logging.LogRecord) -> str:
