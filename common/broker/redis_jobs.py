@@ -38,6 +38,7 @@ class RedisJobQueue:
         self._connection: Final = connection
         self._keys: Final = Keys(model)
         self._policy: Final = policy
+        self._limits: Final = scripts.queue_limits(policy)
 
     async def place(
         self, job: Job, num_blocks: int, candidates: Sequence[Candidate], prefixes: PromptPrefixes = NO_PREFIXES
@@ -152,6 +153,6 @@ class RedisJobQueue:
         keys = [key for worker, epoch, *_ in lanes for key in self._keys.lane(worker, epoch)]
         flat = [value for lane in lanes for value in lane]
         answer: list[Any] = await self._connection.run(
-            script, (*self._keys.queue, *keys), *scripts.queue_limits(self._policy), *arguments, *flat
+            script, (*self._keys.queue, *keys), *self._limits, *arguments, *flat
         )
         return answer
