@@ -8,6 +8,7 @@ from aiohttp import web
 from msgspec import UNSET, structs
 
 from gateway.accepting import Accepted
+from gateway.api.errors import encoded_response
 from gateway.api.heading import heading_of
 from gateway.api.keys import ARRIVED_S, CALLER, EVENT_STREAM, QUOTA, REQUEST_ID, SERVICE, SPAN
 from gateway.api.shape import AnswerShape, Endpoint
@@ -61,8 +62,8 @@ async def _whole(http: web.Request, served: Serving, endpoint: Endpoint) -> web.
 
     is_long = sum(len(choice.tokens) for choice in choices) > MANY_TOKENS
     body = await service.models.run(write) if is_long else write()
-    headers = {} if timing is UNSET else server_timing(timing)
-    return web.Response(body=body, headers=headers, content_type="application/json", charset="utf-8")
+    headers = None if timing is UNSET else server_timing(timing)
+    return encoded_response(body, headers=headers)
 
 
 async def _stream(http: web.Request, served: Serving, endpoint: Endpoint) -> web.StreamResponse:

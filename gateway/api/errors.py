@@ -1,10 +1,11 @@
 """The root of every request: an answer to whatever goes wrong in it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from aiohttp import web
+from aiohttp.hdrs import CONTENT_TYPE
 
 from common.errors import (
     BodyTooLarge,
@@ -19,6 +20,8 @@ from gateway.problems import Problem, problem_of
 from gateway.sse import EventStream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+JSON_TYPE = "application/json; charset=utf-8"
 
 MAX_PATH_CHARS = 100
 """So much of an unknown path is repeated to its client."""
@@ -39,9 +42,13 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 def json_response(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """Return `body` as JSON."""
-    return web.Response(
-        body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json", charset="utf-8"
-    )
+    return encoded_response(msgspec.json.encode(body), status, headers)
+
+
+def encoded_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return `body`, which is JSON."""
+    # Not by `content_type` and `charset`, which aiohttp would read and write again.
+    return web.Response(body=body, status=status, headers={CONTENT_TYPE: JSON_TYPE, **(headers or {})})
 
 
 async def _answer(request: web.Request, error: Exception) -> web.StreamResponse:

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from common.errors import InvalidRequest
 from gateway.api.answers import MANY_TOKENS, asks_for_timing, server_timing, visit_of
 from gateway.api.bodies import parse_body
+from gateway.api.errors import encoded_response
 from gateway.api.keys import EVENT_STREAM, REQUEST_ID, SERVICE
 from gateway.api.streaming import EventCarrier
 from gateway.delivery import deliver
@@ -43,8 +44,8 @@ async def _whole(http: web.Request, served: Serving, writer: ResponseWriter) -> 
         if is_long
         else msgspec.json.encode(response)
     )
-    headers = {} if response.timing is UNSET else server_timing(response.timing)
-    return web.Response(body=body, headers=headers, content_type="application/json", charset="utf-8")
+    headers = None if response.timing is UNSET else server_timing(response.timing)
+    return encoded_response(body, headers=headers)
 
 
 async def _stream(http: web.Request, served: Serving, writer: ResponseWriter) -> web.StreamResponse:
@@ -52,7 +53,7 @@ async def _stream(http: web.Request, served: Serving, writer: ResponseWriter) ->
     stream = http[EVENT_STREAM] = EventStream(
         http, settings.write_timeout_s, lambda error: event_bytes(writer.failure(error.error))
     )
-    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s, CAPACITY_BYTES, weigh=len)
+    outbox: Outbox[bytes] = Outbox(settings.ping_interval_s, CAPACITY_BYTES, stream.offer, len)
     timing = served.record.timing if asks_for_timing(http) else None
     made = served.answer(StreamedResponse(writer, timing, outbox))
     with closing(stream):
