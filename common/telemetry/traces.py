@@ -26,6 +26,8 @@ _MAX_TRACESTATE_CHARS = 512
 """What W3C Trace Context asks to be passed on; a job in Redis stays small."""
 
 _propagator = TraceContextTextMapPropagator()
+_tracer = trace.get_tracer("tandem", schema_url=SCHEMA_URL)
+"""Of the provider that `setup_tracing` sets, now or later."""
 
 
 class Stage(enum.StrEnum):
@@ -131,7 +133,7 @@ def start_span(
     attributes: Mapping[str, AttributeValue] | None = None,
 ) -> Span:
     """Return a started span; its owner calls `end_span` on every way out."""
-    return _tracer().start_span(name, context=parent, kind=kind, attributes=attributes)
+    return _tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
 
 
 def end_span(span: Span, *, error: str = "", end_ns: int | None = None) -> None:
@@ -156,7 +158,7 @@ def record_span(
 
     Times are nanoseconds since 1970 (`time.time_ns`). `links` holds `traceparent`s of related spans.
     """
-    span = _tracer().start_span(
+    span = _tracer.start_span(
         name,
         context=parent,
         attributes=attributes,
@@ -165,10 +167,6 @@ def record_span(
     )
     end_span(span, error=error, end_ns=max(start_ns, end_ns))
     return inject(span)
-
-
-def _tracer() -> trace.Tracer:
-    return trace.get_tracer("tandem", schema_url=SCHEMA_URL)
 
 
 def _span_context(traceparent: str) -> SpanContext:
