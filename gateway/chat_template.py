@@ -46,6 +46,7 @@ class ChatTemplate:
         self._writes_calls = "tools" in self._variables and framing_of(source) is not None
         add_checks(tree, environment, _CHECK)
         self._template = environment.from_string(tree)
+        self._template.globals = dict(self._template.globals)  # jinja2's chain of maps would be copied item by item
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._timeout_s = timeout_s
         self._clock = clock

@@ -8,8 +8,7 @@ together share it.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from types import TracebackType
 from typing import Self
@@ -24,6 +23,21 @@ logger = logging.getLogger(__name__)
 
 NOT_YET = -1.0
 """The time of a choice's last tokens before its first."""
+
+
+class _Timed:
+    """Notes how long its `with` block takes."""
+
+    def __init__(self, stages_s: dict[Stage, float], stage: Stage, clock: Callable[[], float]) -> None:
+        self._stages_s = stages_s
+        self._stage = stage
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._began_s = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._stages_s[self._stage] = self._clock() - self._began_s
 
 
 class RequestRecord:
@@ -81,14 +95,9 @@ class RequestRecord:
         self.num_tokens += num_tokens
         return now
 
-    @contextmanager
-    def timed(self, stage: Stage) -> Iterator[None]:
+    def timed(self, stage: Stage) -> "_Timed":
         """Note how long the block takes."""
-        began_s = self._clock()
-        try:
-            yield
-        finally:
-            self._stages_s[stage] = self._clock() - began_s
+        return _Timed(self._stages_s, stage, self._clock)
 
     def ended(self, reason: FinishReason) -> None:
         """Note that the answer is complete."""
