@@ -39,6 +39,7 @@ def test_new_cycles_are_collected() -> None:
 
 
 def test_cycles_that_have_become_old_are_collected() -> None:
+    loaded: list[list[int]] = [[] for _ in range(100 * YOUNG_OBJECTS)]
     settle()
     node = Node()
     found = weakref.ref(node)
@@ -48,3 +49,4 @@ def test_cycles_that_have_become_old_are_collected() -> None:
     kept: list[list[int]] = [[] for _ in range(12 * YOUNG_OBJECTS)]
     assert found() is None
     assert kept
+    assert loaded
