@@ -101,8 +101,9 @@ class RequestSpan:
 
     def end(self, status: int, error: str = "") -> None:
         """End the span; `error` is a code of ours."""
-        self._span.set_attribute(self._status, status)
-        end_span(self._span, error=error)
+        if self._span.is_recording():
+            self._span.set_attribute(self._status, status)
+            end_span(self._span, error=error)
 
     @property
     def _context(self) -> Context:
@@ -112,11 +113,13 @@ class RequestSpan:
 def http_span(request: RequestId, http: web.Request, route: str) -> RequestSpan:
     """Return the span of an HTTP request; `route` is "" for an unknown path."""
     attributes = {Attribute.METHOD: http.method, Attribute.PATH: http.path, Attribute.SCHEME: http.scheme}
+    if route:
+        attributes[Attribute.ROUTE] = route
     return RequestSpan(
         request,
         f"{http.method} {route}".rstrip(),
         extract(http.headers.get("traceparent", ""), ",".join(http.headers.getall("tracestate", ()))),
-        attributes | ({Attribute.ROUTE: route} if route else {}),
+        attributes,
         status=Attribute.STATUS,
     )
 

@@ -56,13 +56,18 @@ class GatewayMetrics:
         self.calls = Counter(
             "tandem_rpc_calls", "Calls of the gRPC service for clients ended", ["method", "code"], registry=registry
         )
-        self.ttft = _latency(
-            "tandem_time_to_first_token_seconds", "From a request's arrival to its first token", registry
+        self.ttft = LatencyHistogram(
+            "tandem_time_to_first_token_seconds",
+            "From a request's arrival to its first token",
+            LATENCY_BUCKETS_S,
+            registry,
         )
         self.itl = LatencyHistogram(
             "tandem_inter_token_latency_seconds", "Between two tokens of a request", LATENCY_BUCKETS_S, registry
         )
-        self.e2e = _latency("tandem_e2e_request_latency_seconds", "From a request's arrival to its end", registry)
+        self.e2e = LatencyHistogram(
+            "tandem_e2e_request_latency_seconds", "From a request's arrival to its end", LATENCY_BUCKETS_S, registry
+        )
         self.prompt = Counter("tandem_prompt_tokens", "Prompt tokens of generation requests", registry=registry)
         self.generation = Counter("tandem_generation_tokens", "Tokens generated for clients", registry=registry)
         self.success = Counter(
