@@ -38,7 +38,7 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_ARGUMENTS = {"allow_pickle", "trust_remote_code"}
 
 
-def test_no_package_deserialises_code() -> None:
+def test_b131_no_package_deserialises_code() -> None:
     files = python_files(*PACKAGES)
     found = {path.relative_to(ROOT).as_posix(): list(_violations(path.read_text(encoding="utf-8"))) for path in files}
     assert {name: violations for name, violations in found.items() if violations} == {}

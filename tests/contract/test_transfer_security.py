@@ -79,7 +79,7 @@ class Impostor:
 
 
 class TestHostilePeers:
-    async def test_garbage_ends_its_own_connection_only(
+    async def test_b131_garbage_ends_its_own_connection_only(
         self, wire: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         theirs, ours = make_pool(), make_pool()
@@ -93,7 +93,7 @@ class TestHostilePeers:
         assert not marker.exists()
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
-    async def test_a_silent_peer_is_dropped(self, wire: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_b131_a_silent_peer_is_dropped(self, wire: Network, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in ("shm_source", "tcp_source"):
             monkeypatch.setattr(f"common.transfer.{module}.HANDSHAKE_TIMEOUT_S", 0.1)
         endpoint = await wire.source(make_pool()).start()
@@ -113,7 +113,7 @@ class TestHostilePeers:
             with pytest.raises(PeerUnreachable):
                 await wire.puller(make_pool()).connect(endpoint, Epoch(1))
 
-    async def test_garbage_after_the_handshake_ends_the_connection(self) -> None:
+    async def test_b131_garbage_after_the_handshake_ends_the_connection(self) -> None:
         theirs = make_pool()
         source = TcpSource(theirs, SECRET, "127.0.0.1")
         endpoint = await source.start()

@@ -15,7 +15,7 @@ PLANTS = (
         file="kernels/sampling/logits.py",
         text="        _add_bias(logits, controls.logit_bias)\n",
         replacement="        pass\n",
-        tests=(f"{BIAS}::TestLogitBias::test_a_banned_token_occurs_in_no_choice", MACHINE),
+        tests=(f"{BIAS}::TestLogitBias::test_b076_a_banned_token_occurs_in_no_choice", MACHINE),
     ),
     Plant(
         name="bias-outside-the-vocabulary",

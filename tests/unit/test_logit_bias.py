@@ -44,7 +44,7 @@ def logits_of(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 class TestLogitBias:
-    def test_a_banned_token_occurs_in_no_choice(self) -> None:
+    def test_b076_a_banned_token_occurs_in_no_choice(self) -> None:
         banned = params(logit_bias=((5, -100.0),))
         logits = torch.zeros(10, VOCAB)
         logits[:, 5] = 8.0
@@ -58,7 +58,7 @@ class TestLogitBias:
         assert 5 in sample(logits, [row(params(), choice=choice) for choice in range(10)])
 
     @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {}, {"temperature": 2.0}, {"top_k": 1}, {"top_p": 0.1}])
-    def test_a_wanted_token_comes_always(self, changes: dict[str, object]) -> None:
+    def test_b076_a_wanted_token_comes_always(self, changes: dict[str, object]) -> None:
         wanted = params(logit_bias=((5, 100.0),), **changes)
         rows = [row(wanted, generated=[0] * position, choice=choice) for choice in range(4) for position in range(20)]
         assert set(sample(logits_of(len(rows)), rows)) == {5}
@@ -89,7 +89,7 @@ class TestLogitBias:
         sampling = params(temperature=0.0, logit_bias=((5, 100.0), (6, -100.0)))
         assert sample(logits_of(1), [row(sampling, allowed=mask(6))]) == [6]
 
-    def test_rows_that_join_and_leave_keep_their_own(self) -> None:
+    def test_b076_rows_that_join_and_leave_keep_their_own(self) -> None:
         own = {5: row(params(logit_bias=((5, 100.0),))), 6: row(params(logit_bias=((6, 100.0),))), 7: row(GREEDY)}
         logits = logits_of(1).expand(3, -1)
         own[int(logits[0].argmax())] = own.pop(7)

@@ -218,7 +218,7 @@ async def test_a_secret_that_cannot_travel_is_refused_and_not_repeated(secret: s
         assert not secret or secret not in str(caught.value)
 
 
-async def test_garbage_ends_its_own_connection_only(listening: Listening, channels: Channels, tmp_path: Path) -> None:
+async def test_b131_garbage_ends_its_own_connection(listening: Listening, channels: Channels, tmp_path: Path) -> None:
     host, _, port = listening.address.partition(":")
 
     def send(payload: bytes) -> None:

@@ -44,14 +44,14 @@ def kept(probabilities: Sequence[float], sampling: SamplingParams) -> list[int]:
 class TestOrderOfFilters:
     """B071: temperature, top-k, renormalise, top-p, min-p."""
 
-    def test_top_p_sees_what_top_k_left_renormalised(self) -> None:
+    def test_b071_top_p_sees_what_top_k_left_renormalised(self) -> None:
         assert kept([0.1, 0.2, 0.3, 0.4], params(top_k=2, top_p=0.5)) == [3]
 
     def test_renormalised_cumulative_decides(self) -> None:
         probabilities = [0.35, 0.25, 0.20, 0.05, 0.03, 0.12 / 3, 0.12 / 3, 0.12 / 3]
         assert kept(probabilities, params(top_k=4, top_p=0.82)) == [0, 1, 2]
 
-    def test_temperature_comes_before_top_p(self) -> None:
+    def test_b071_temperature_comes_before_top_p(self) -> None:
         logits = torch.tensor([4.0, 3.0, 2.0, 1.0])
         # Tempered: .4551 .2760 .1674 .1015, so three tokens are needed for .9 - and they hold .8985: all four.
         hot = distribution(logits, params(temperature=2.0, top_p=0.9))
@@ -59,14 +59,13 @@ class TestOrderOfFilters:
         # Untempered: .6439 .2369 .0871 .0321.
         assert kept(logits.softmax(-1).tolist(), params(top_p=0.9)) == [0, 1, 2]
 
-    def test_min_p_uses_tempered_probabilities(self) -> None:
+    def test_b079_min_p_uses_tempered_probabilities(self) -> None:
         # sqrt of the probabilities: relative to the best 1, .775, .548, .316.
         tempered = params(temperature=2.0, min_p=0.5)
         assert kept([0.5, 0.3, 0.15, 0.05], tempered) == [0, 1, 2]
 
     @pytest.mark.parametrize(("min_p", "expected"), [(0.2, [0, 1, 2]), (0.31, [0, 1]), (0.61, [0]), (1.0, [0])])
-    def test_min_p_is_relative_to_the_best_probability(self, min_p: float, expected: list[int]) -> None:
-        """B079."""
+    def test_b079_min_p_is_relative_to_the_best_probability(self, min_p: float, expected: list[int]) -> None:
         assert kept([0.5, 0.3, 0.15, 0.05], params(min_p=min_p)) == expected
 
 
@@ -84,7 +83,7 @@ class TestSomethingAlwaysRemains:
             params(top_k=1, top_p=0.0, min_p=1.0),
         ],
     )
-    def test_the_best_token_alone(self, sampling: SamplingParams) -> None:
+    def test_b073_the_best_token_alone(self, sampling: SamplingParams) -> None:
         assert kept([0.1, 0.2, 0.3, 0.4], sampling) == [3]
 
     def test_equal_logits_with_top_p(self) -> None:
@@ -151,12 +150,12 @@ class TestAgainstReference:
 class TestPenalties:
     """B075."""
 
-    def test_presence_and_frequency_count_generated_tokens_alone(self) -> None:
+    def test_b075_presence_and_frequency_count_generated_tokens_alone(self) -> None:
         penalised = row(params(frequency_penalty=0.5, presence_penalty=0.25), [7, 7, 9], [9, 4])
         adjusted = adjust_logits(torch.ones(1, VOCAB), [penalised])[0].tolist()
         assert [adjusted[7], adjusted[9], adjusted[4], adjusted[0]] == [1.0, 0.25, 0.25, 1.0]
 
-    def test_repetition_counts_prompt_and_generated_once(self) -> None:
+    def test_b075_repetition_counts_prompt_and_generated_once(self) -> None:
         logits = torch.ones(1, VOCAB)
         logits[0, 7], logits[0, 9] = 2.0, -1.0
         adjusted = adjust_logits(logits, [row(params(repetition_penalty=1.2), [7, 7, 9], [9, 4])])[0].tolist()
@@ -188,7 +187,7 @@ class TestInvalidRows:
 
     @pytest.mark.parametrize("temperature", [0.0, 0.8])
     @pytest.mark.parametrize("poison", [[torch.nan] * VOCAB, [torch.nan], [torch.inf], [-torch.inf] * VOCAB])
-    def test_no_token(self, poison: list[float], temperature: float) -> None:
+    def test_b078_no_token(self, poison: list[float], temperature: float) -> None:
         logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2))
         rows = [row(params(temperature=temperature, seed=seed)) for seed in range(3)]
         first, _, third = sample(logits, rows)
