@@ -42,7 +42,9 @@ class WholeResponse:
     def end(self, choice: AnswerChoice) -> None:
         """Take the end."""
         timing = UNSET if self._timing is None else self._timing(self._answer.times)
-        self._tell(self._writer.end(choice.reason, self._answer.usage, self._num_reasoning_tokens, timing))
+        self._tell(
+            self._writer.end(choice.reason, self._answer.usage, self._num_reasoning_tokens, timing), is_last=True
+        )
 
     @property
     def is_full(self) -> bool:
@@ -52,7 +54,7 @@ class WholeResponse:
     async def room(self) -> None:
         """There is always room."""
 
-    def _tell(self, events: Iterable[Event]) -> None:
+    def _tell(self, events: Iterable[Event], *, is_last: bool = False) -> None:
         for _ in events:
             pass
 
@@ -73,10 +75,10 @@ class StreamedResponse(WholeResponse):
         """Wait for the client."""
         await self._outbox.room()
 
-    def _tell(self, events: Iterable[Event]) -> None:
+    def _tell(self, events: Iterable[Event], *, is_last: bool = False) -> None:
         encoded = b"".join(map(event_bytes, events))
         if encoded:
-            self._outbox.put(encoded)
+            self._outbox.put(encoded, is_last=is_last)
 
 
 def event_bytes(event: Event) -> bytes:

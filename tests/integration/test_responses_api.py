@@ -1,6 +1,7 @@
 """`/v1/responses` through a whole gateway, with the official client: streamed and not."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -10,6 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from common.errors import WorkerLost
 from gateway.engine import FinishReason
+from gateway.sse import EventStream
 from tests.support.family_templates import HERMES, THINKING
 from tests.support.scripted_engine import Silence, Stop, Until
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, byte_ids
@@ -120,6 +122,30 @@ async def test_the_events_of_a_message() -> None:
         "completed",
     )
     assert events[-1].response.output == [events[-2].item]
+
+
+async def test_a_client_that_keeps_up_gets_events_past_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = EventStream.offer
+    offered: list[bytes] = []
+
+    def spy(stream: EventStream, events: Sequence[bytes]) -> bool:
+        is_taken = offer(stream, events)
+        offered.extend(events if is_taken else ())
+        return is_taken
+
+    monkeypatch.setattr(EventStream, "offer", spy)
+    gates = {"a": asyncio.Event(), "b": asyncio.Event()}
+    async with scene(CHAT_TEMPLATE) as model:
+        first, second = byte_ids(model.tokenizer, "ab")
+        model.gateway.engine.play([first, Until(gates["a"]), second, Until(gates["b"]), Stop()])
+        events = []
+        async for event in await model.client.responses.create(model="tiny", input="Rain?", stream=True):
+            events.append(event)
+            if event.type == "response.output_text.delta":
+                gates[event.delta].set()
+    assert any(b'"delta":"b"' in some for some in offered)
+    assert not any(b"response.completed" in some for some in offered)
+    assert [event.sequence_number for event in events] == list(range(10))
 
 
 async def test_an_answer_of_nothing_is_an_empty_message() -> None:
