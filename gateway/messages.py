@@ -32,12 +32,13 @@ def _template_message(message: ChatMessage, param: str) -> TemplateMessage:
         "role": "system" if message.role == "developer" else message.role,
         "content": _text_of(message.content, f"{param}.content"),
     }
-    optional = {
-        "name": message.name,
-        "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning if message.reasoning_content is None else message.reasoning_content,
-    }
-    seen.update({key: value for key, value in optional.items() if value is not None})
+    if message.name is not None:
+        seen["name"] = message.name
+    if message.tool_call_id is not None:
+        seen["tool_call_id"] = message.tool_call_id
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if reasoning is not None:
+        seen["reasoning_content"] = reasoning
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
         seen["tool_calls"] = [_template_call(call, f"{param}.tool_calls[{index}]") for index, call in calls]

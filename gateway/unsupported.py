@@ -4,7 +4,8 @@ A known field that would change the answer is refused, never ignored; an unknown
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -120,17 +121,20 @@ WITHOUT_EFFECT = frozenset(
 """Known fields that never change an answer: accepted in silence."""
 
 
-@dataclass(frozen=True, slots=True)
 class FieldPolicy:
     """What one endpoint does with each top-level field."""
 
-    served: frozenset[str]
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    def __init__(self, served: AbstractSet[str], refused: Mapping[str, Refusal] | None = None) -> None:
+        """`refused` None: it knows nothing that it does not serve."""
+        self._refused = refused or {}
+        self._known = frozenset(served) | self._refused.keys() | WITHOUT_EFFECT
 
     def refuse(self, fields: dict[str, msgspec.Raw]) -> None:
         """Raise `InvalidRequest` for the first field that asks for something we do not serve."""
+        if self._refused.keys().isdisjoint(fields):
+            return
         for name in fields:
-            refusal = self.refused.get(name)
+            refusal = self._refused.get(name)
             if refusal is None:
                 continue
             value = decode_field(fields, name)
@@ -139,4 +143,4 @@ class FieldPolicy:
 
     def unknown(self, names: Collection[str]) -> list[str]:
         """Return the names that nobody knows, sorted."""
-        return sorted(set(names) - self.served - self.refused.keys() - WITHOUT_EFFECT)
+        return [] if self._known.issuperset(names) else sorted(set(names) - self._known)
