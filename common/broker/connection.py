@@ -1,6 +1,6 @@
 """The way to Redis: one deadline per command, no retries, no reply given to another command than its own.
 
-Commands share a connection (`Pipeline`); each blocking read has one of redis-py's. redis-py 8 would retry ten times by
+Commands share a connection (`Pipeline`); each blocking read has one of its own. redis-py 8 would retry ten times by
 itself and time out each socket read; both are off. The deadline stands around the whole command, connecting included.
 When it or a cancellation strikes a blocking read while its reply is outstanding, redis-py closes that connection. Who
 waits for Redis to come back is the caller (`backoff`).

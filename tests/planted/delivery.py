@@ -58,6 +58,22 @@ PLANTS = (
         tests=(f"{EVENTS}::test_a_client_that_lags_or_is_gone_is_not_written_to_past_the_response",),
     ),
     Plant(
+        name="lost-connection-asked",
+        rule="A connection that was lost is never asked again, as nobody reads its replies any more.",
+        file="common/broker/pipeline.py",
+        text="                if link is None or link.is_lost:\n",
+        replacement="                if link is None:\n",
+        tests=(f"{PIPELINE}::test_a_reply_that_is_cut_ends_the_connection_and_reaches_nobody",),
+    ),
+    Plant(
+        name="unasked-reply-taken",
+        rule="A reply that nobody asked for ends the connection.",
+        file="common/broker/pipeline.py",
+        text='            raise NotConnected(f"a reply that nobody asked for: {answer!r}")\n',
+        replacement="            return\n",
+        tests=(f"{PIPELINE}::test_a_reply_that_nobody_asked_for_ends_the_connection",),
+    ),
+    Plant(
         name="reply-of-another-command",
         rule="The reply of a command that was given up is nobody else's.",
         file="common/broker/pipeline.py",

@@ -210,7 +210,7 @@ async def test_a_reply_that_nobody_asked_for_ends_the_connection() -> None:
         writer.write(number(n))
         if server.num_connections == 1:
             await asyncio.sleep(0.05)  # the time that is measured: the first reply has been taken
-            writer.write(b"-ERR max number of clients reached\r\n")
+            writer.write(number(7))
 
     async with piped(answer) as (pipeline, server):
         assert await pipeline.call(("PING",)) == 1
