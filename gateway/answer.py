@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
+from msgspec import UNSET
+
 from common.errors import DeadlineExceeded, GenerationFailed
 from common.messages.ids import ChoiceIndex, RequestId
 from gateway.accepting import Accepted, AcceptedPrompt
@@ -18,7 +20,7 @@ from gateway.answer_parser import Piece, PlainAnswer
 from gateway.engine import Engine, GenerateEvent, StageTimes, TokenDelta
 from gateway.patience import Patience
 from gateway.request_record import RequestRecord
-from gateway.schemas.usage import PromptTokensDetails, Usage
+from gateway.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from gateway.text_stream import AnswerText, AnswerToken, StopRules
 
 ECHOED_AT_ONCE = 256
@@ -89,11 +91,13 @@ class Answer:
         """The counts so far; each prompt counts once, however many choices it has."""
         num_prompt = sum(len(prompt.prompt.generate.prompt_ids) for prompt in self._prompts)
         num_generated = sum(choice.num_tokens for choice in self.choices)
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in self.choices)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_generated,
             total_tokens=num_prompt + num_generated,
             prompt_tokens_details=PromptTokensDetails(sum(prompt.num_cached_tokens for prompt in self._prompts)),
+            completion_tokens_details=CompletionTokensDetails(num_reasoning) if num_reasoning else UNSET,
         )
 
     async def read(self, max_silence_s: float) -> None:

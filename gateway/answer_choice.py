@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from gateway.answer_parser import AnswerParser, Content, Piece
+from gateway.answer_parser import AnswerParser, Content, Piece, Reasoning
 from gateway.engine import EndOfChoice, FinishReason, TokenDelta
 from gateway.request_record import NOT_YET
 from gateway.text_stream import AnswerText, AnswerToken
@@ -35,6 +35,8 @@ class AnswerChoice:
         self._is_hidden = is_hidden
         self.finish_reason = ""
         """What the client is told; empty while the choice is open."""
+        self.num_reasoning_tokens = 0
+        """Generated tokens up to the last ones that added to its thoughts."""
         self.is_open = True
         """Whether more of it is to come."""
         self.last_token_s = NOT_YET
@@ -66,6 +68,8 @@ class AnswerChoice:
         if self._tokens:
             self._send(self._parser.push(text) if text else [])
         elif text and (pieces := self._parser.push(text)):
+            if type(pieces[0]) is Reasoning:
+                self.num_reasoning_tokens = self._text.num_tokens
             self._send_on(self.index, pieces, ())
         if self._text.has_stop_string or self._parser.is_over:
             self._finish(FinishReason.STOP)
@@ -82,6 +86,8 @@ class AnswerChoice:
         self._finish(FinishReason.STOP if self._text.is_stopped else end.finish_reason)
 
     def _send(self, pieces: Sequence[Piece]) -> None:
+        if pieces and type(pieces[0]) is Reasoning:
+            self.num_reasoning_tokens = self._text.num_tokens
         tokens: Sequence[AnswerToken] = ()
         if self._tokens:
             tokens = tuple(self._tokens)

@@ -67,11 +67,6 @@ class Output:
         self.items: list[OutputItem] = []
         """Those that are over."""
 
-    @property
-    def is_thinking(self) -> bool:
-        """Whether what came last are thoughts."""
-        return isinstance(self._open, _Thoughts)
-
     def add(self, pieces: Sequence[Piece], tokens: Sequence[AnswerToken]) -> Iterator[Event]:
         """Take pieces of the answer, and tokens that came with them."""
         if self._read_logprobs is not None:

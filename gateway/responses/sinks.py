@@ -26,7 +26,6 @@ class WholeResponse:
     def __init__(self, writer: ResponseWriter, timing: TellTiming | None) -> None:
         self._writer = writer
         self._timing = timing
-        self._num_reasoning_tokens = 0
         self._answer: Answer
 
     def start(self, answer: Answer) -> None:
@@ -36,15 +35,11 @@ class WholeResponse:
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Sequence[AnswerToken]) -> None:
         """Take more."""
         self._tell(self._writer.delta(pieces, tokens))
-        if self._writer.is_thinking:
-            self._num_reasoning_tokens = self._answer.choices[index].num_tokens
 
     def end(self, choice: AnswerChoice) -> None:
         """Take the end."""
         timing = UNSET if self._timing is None else self._timing(self._answer.times)
-        self._tell(
-            self._writer.end(choice.reason, self._answer.usage, self._num_reasoning_tokens, timing), is_last=True
-        )
+        self._tell(self._writer.end(choice.reason, self._answer.usage, timing), is_last=True)
 
     @property
     def is_full(self) -> bool:

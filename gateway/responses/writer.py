@@ -50,19 +50,12 @@ class ResponseWriter:
         self._has_begun = False
         self.response = _begun(response_id, request, accepted)
 
-    @property
-    def is_thinking(self) -> bool:
-        """Whether what came last are thoughts."""
-        return self._output.is_thinking
-
     def delta(self, pieces: Sequence[Piece], tokens: Sequence[AnswerToken]) -> Iterator[Event]:
         """Yield the events of more of the answer."""
         yield from self._beginning()
         yield from self._output.add(pieces, tokens)
 
-    def end(
-        self, reason: FinishReason, usage: Usage, num_reasoning_tokens: int, timing: Timing | UnsetType = UNSET
-    ) -> Iterator[Event]:
+    def end(self, reason: FinishReason, usage: Usage, timing: Timing | UnsetType = UNSET) -> Iterator[Event]:
         """Yield the last events of an answer that has ended for that reason."""
         yield from self._beginning()
         is_cut = reason is FinishReason.LENGTH
@@ -73,7 +66,7 @@ class ResponseWriter:
             completed_at=None if is_cut else int(time.time()),
             incomplete_details=IncompleteDetails() if is_cut else None,
             output=tuple(self._output.items),
-            usage=_usage(usage, num_reasoning_tokens),
+            usage=_usage(usage),
             timing=timing,
         )
         last = ResponseIncomplete if is_cut else ResponseCompleted
@@ -116,11 +109,12 @@ def _begun(response_id: str, request: ResponseRequest, accepted: Accepted) -> Re
     )
 
 
-def _usage(usage: Usage, num_reasoning_tokens: int) -> ResponseUsage:
+def _usage(usage: Usage) -> ResponseUsage:
+    details = usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
+        output_tokens_details=OutputTokensDetails(0 if details is UNSET else details.reasoning_tokens),
         total_tokens=usage.total_tokens,
     )

@@ -1,6 +1,7 @@
 """Token counts of an answer."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -9,13 +10,20 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """`reasoning_tokens` of the answer are thoughts."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """How much was read and written for one answer."""
+    """How much was read and written for one answer; of an answer without thoughts there are no details."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):

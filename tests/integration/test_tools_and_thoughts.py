@@ -158,6 +158,22 @@ async def test_thoughts(special: bool) -> None:
     assert not hasattr(hidden.message, "reasoning_content")
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}])
+async def test_the_tokens_of_thoughts_are_counted(fields: dict[str, Any]) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Rain?"}], **fields}
+    async with scene(THINKING) as model:
+        model.says("Hm, 東京?\n</think>\n\nIt rains.")
+        create = model.client.chat.completions.create
+        whole = (await create(**asked)).usage
+        stream = await create(**asked, stream=True, stream_options={"include_usage": True})
+        *_, streamed = [chunk.usage async for chunk in stream]
+        model.says("It rains.")
+        unthought = await create(**asked, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    assert whole == streamed
+    assert whole.completion_tokens_details.reasoning_tokens == len("Hm, 東京?".encode())
+    assert unthought.usage.completion_tokens_details is None
+
+
 async def test_thoughts_that_are_not_finished() -> None:
     async with scene(THINKING) as model:
         model.says("Hm, <tool_call>", FinishReason.LENGTH)
