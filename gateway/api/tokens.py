@@ -8,6 +8,7 @@ from aiohttp import web
 
 from common.messages.ids import ModelName
 from gateway.api.bodies import parse_body
+from gateway.api.errors import encoded_response
 from gateway.api.keys import CALLER, QUOTA, REQUEST_ID, SERVICE
 from gateway.claims import Claim, NoTokens
 from gateway.served_models import ServedModel
@@ -50,4 +51,4 @@ async def _convert(http: web.Request, wanted: Conversion) -> web.Response:
     async with service.admission.reserve(claim):
         model = await service.models.get(wanted.model)
         body = await service.models.run(lambda: msgspec.json.encode(wanted.run(model)))
-    return web.Response(body=body, content_type="application/json", charset="utf-8")
+    return encoded_response(body)
