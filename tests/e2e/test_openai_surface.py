@@ -161,3 +161,31 @@ def test_tokens_are_those_of_the_prompt(client: openai.OpenAI) -> None:
     assert str(QUESTION[0]["content"]) in text["prompt"]
     with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
         client.embeddings.create(model=MODEL, input="a")
+
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "ignore_eos": {"max_completion_tokens": 6, "extra_body": {"ignore_eos": True, "min_tokens": 6}},
+    "penalties": {"frequency_penalty": 0.5, "presence_penalty": 0.5, "extra_body": {"repetition_penalty": 1.2}},
+    "filters": {"temperature": 1.0, "top_p": 0.9, "seed": 5, "user": "me", "extra_body": {"top_k": 20, "min_p": 0.05}},
+    "shares": {"extra_body": {"cache_salt": "mine", "priority": 1}},
+    "stop": {"stop": ["e", "\n"]},
+    "regex": {"extra_body": {"guided_regex": "(red|green), (red|blue)"}},
+    "json": {"response_format": {"type": "json_object"}},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Name a colour."}]}]},
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, name: str) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_completion_tokens": 8}
+    fields |= PARAMETERS[name]
+    whole = client.chat.completions.create(**fields)
+    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
+    assert choices[-1].finish_reason == whole.choices[0].finish_reason
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    agree(name, whole)
