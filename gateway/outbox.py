@@ -115,7 +115,7 @@ class Outbox(Generic[ItemT]):
 
 class _Turn:
     """The outboxes of one event loop that something was put into in its present turn: all of them are brought in one
-    call behind it, as scheduling a call for each costs as much as a third of writing."""
+    call behind it."""
 
     _turns: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "_Turn"]] = WeakKeyDictionary()
 
