@@ -8,7 +8,18 @@ from pathlib import Path
 
 from common.lifecycle.exit_codes import EXIT_FAILURE, EXIT_OK
 from tandem.cluster.child import last_line
-from tandem.cluster.events import Died, Draining, Failed, Left, Loading, Narrator, Ready, Restarted, events_from
+from tandem.cluster.events import (
+    Died,
+    Draining,
+    Failed,
+    Left,
+    Loading,
+    Narrator,
+    NotStarted,
+    Ready,
+    Restarted,
+    events_from,
+)
 from tandem.cluster.state import StateDir
 from tandem.cluster.topology import child_environment
 from tandem.invocation import INVOCATION_VARIABLE, invocation
@@ -58,7 +69,7 @@ def _until_settled(report: int, narrate: Narrator) -> Iterator[int]:
                 yield EXIT_OK
             case Failed():
                 yield event.exit_code
-            case Loading() | Died() | Left() | Restarted() | Draining():
+            case Loading() | Died() | NotStarted() | Left() | Restarted() | Draining():
                 pass
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from common.errors import StartupError
 from common.lifecycle.exit_codes import EXIT_CONFIG, EXIT_OK
 from common.lifecycle.orphan import command_under
-from tandem.cluster.backoff import FIRST_S, LONGEST_S, Backoff
-from tandem.cluster.events import Died, Left, Narrator
+from tandem.cluster.backoff import LONGEST_S, Backoff
+from tandem.cluster.events import Died, Left, Narrator, NotStarted
 
 MAX_STARTS = 3
 """Lives that a process gets before the cluster is ready for the first time: a bug must not look like a slow start."""
@@ -65,6 +65,8 @@ class Child:
         self.spec = spec
         self.refusal = ""
         """Why its last life refused to start; empty if it did not."""
+        self.trouble = ""
+        """Why nobody sits here although somebody should, as far as it is known; empty from the next start on."""
         self.exit_code: int | None = None
         """How its last life ended (< 0: by that signal), None if none has."""
         self._log_file = log_file
@@ -76,7 +78,7 @@ class Child:
         self._backoff = Backoff()
         self._is_settled = False
         self.num_lives = num_lives_before
-        """Processes that have been started for this seat, those before this one included."""
+        """Starts of a process for this seat, also those that failed and those before this one."""
 
     @property
     def pid(self) -> int | None:
@@ -113,12 +115,24 @@ class Child:
             await self._gone.wait()
 
     async def _live(self) -> None:
+        self.num_lives += 1
+        try:
+            with self._log_file.open("ab") as log:
+                log_start = log.tell()
+                process = self._process = await self._spawn(log.fileno())
+        except OSError as error:  # no room for a process, a descriptor or a line of its log: that may pass
+            delay_s = self._note_failed_start(error)
+        else:
+            delay_s = await self._attend(process, log_start)
+        if not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    async def _attend(self, process: asyncio.subprocess.Process, log_start: int) -> float:
+        """Wait for the end of a process; return how long to wait before the next start."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        with self._log_file.open("ab") as log:
-            log_start = log.tell()
-            process = self._process = await self._spawn(log.fileno())
-        self.num_lives += 1
+        self.trouble = ""
         self._on_change()
         try:
             code = self.exit_code = await process.wait()
@@ -126,25 +140,38 @@ class Child:
             self._kill()
             raise
         self._process = None
+        try:
+            if self._stopping.is_set():
+                return 0.0
+            return self._note_end(process.pid, code, loop.time() - started_s, log_start)
+        finally:
+            self._on_change()
+
+    def _note_failed_start(self, error: OSError) -> float:
+        """Tell of a process that could not be started; return how long to wait before the next attempt."""
+        reason = error.strerror or str(error)
+        self.trouble = f"could not be started: {reason}"
+        delay_s = self._backoff.delay_after(0.0)
+        if not self._is_settled and self._backoff.num_deaths >= MAX_STARTS:
+            raise StartupError(f"{self.spec.name} {self.trouble}") from error
+        self._narrate(NotStarted(self.spec.name, delay_s, reason))
         self._on_change()
-        if not self._stopping.is_set():
-            delay_s = self._note_end(process.pid, code, loop.time() - started_s, log_start)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
+        return delay_s
 
     def _note_end(self, pid: int, code: int, lived_s: float, log_start: int) -> float:
         """Tell of an end that nobody here asked for; return how long to wait before the next start."""
         self.refusal = ""
-        if code == EXIT_OK and self._is_settled:
-            self._narrate(Left(self.spec.name, pid))
-            return FIRST_S
         delay_s = self._backoff.delay_after(lived_s)
+        if code == EXIT_OK and self._is_settled:
+            self._narrate(Left(self.spec.name, pid, delay_s))
+            return delay_s
         line = last_line(self._log_file, log_start)
         if not self._is_settled:
             self._give_up_if_hopeless(code, line)
         elif code == EXIT_CONFIG:
             # The others go on: what it lacks may come back, and starting often would not bring it.
             delay_s, self.refusal = LONGEST_S, line or "refused to start"
+            self.trouble = self.refusal
         self._narrate(Died(self.spec.name, pid, code, delay_s, self.refusal))
         return delay_s
 
@@ -183,11 +210,14 @@ class Child:
 
 
 def last_line(file: Path, start: int) -> str:
-    """Return the last line with anything on it that was written behind `start` (bytes)."""
-    with file.open("rb") as log:
-        end = log.seek(0, os.SEEK_END)
-        log.seek(max(start, end - TAIL_BYTES))
-        lines = log.read().decode(errors="replace").splitlines()
+    """Return the last line with anything on it that was written behind `start` (bytes); empty if there is none."""
+    try:
+        with file.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(start, end - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:  # no descriptor is left, or somebody removed it
+        return ""
     return next((line.strip()[:NUM_ERROR_CHARS] for line in reversed(lines) if line.strip()), "")
 
 

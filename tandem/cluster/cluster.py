@@ -98,12 +98,18 @@ class Cluster:
             self._state,
             processes=tuple(_entry(child) for child in self.supervisor.children),
         )
-        self._state_dir.write(self._state)
+        try:
+            self._state_dir.write(self._state)
+        except OSError:
+            # A full disk, or a want of descriptors, must not end a cluster that could go on; the next change is
+            # written again, and readers check whether a process lives.
+            if not self._state.is_ready:
+                raise
 
 
 def _entry(child: Child) -> ProcessEntry:
     ref = None if child.pid is None else ref_of(child.pid)
-    return ProcessEntry(child.spec.name, child.spec.role, ref, child.num_restarts)
+    return ProcessEntry(child.spec.name, child.spec.role, ref, child.num_restarts, child.trouble)
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:

@@ -45,16 +45,32 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
         return f"{self.name} (pid {self.pid}) died ({how}), starting it again in {self.delay_s:g} s"
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
-    """A process was told to leave by somebody else, and has done so in order; another one takes its seat."""
+class NotStarted(msgspec.Struct, frozen=True, tag="not_started"):
+    """The system did not let a process start, for `reason`; the next attempt is made in `delay_s`."""
 
     name: str
-    pid: int
+    delay_s: float
+    reason: str
 
     @property
     def line(self) -> str:
         """What happened, for people."""
-        return f"{self.name} (pid {self.pid}) has left, starting it again"
+        return f"{self.name} could not be started ({self.reason}), trying again in {self.delay_s:g} s"
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """A process was told to leave by somebody else, and has done so in order; another one takes its seat in
+    `delay_s`.
+    """
+
+    name: str
+    pid: int
+    delay_s: float
+
+    @property
+    def line(self) -> str:
+        """What happened, for people."""
+        return f"{self.name} (pid {self.pid}) has left, starting it again in {self.delay_s:g} s"
 
 
 class Restarted(msgspec.Struct, frozen=True, tag="restarted"):
@@ -99,7 +115,7 @@ def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-Event = Loading | Ready | Died | Left | Restarted | Draining | Failed
+Event = Loading | Ready | Died | NotStarted | Left | Restarted | Draining | Failed
 Narrator = Callable[[Event], None]
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -120,7 +136,7 @@ def logged(narrate: Narrator, log_file: Path) -> Narrator:
 
     def narrate_and_log(event: Event) -> None:
         narrate(event)
-        if isinstance(event, Died | Left | Restarted | Draining):
+        if isinstance(event, Died | NotStarted | Left | Restarted | Draining):
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             # A full disk must not end a cluster that could go on.
             with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as log:

@@ -56,8 +56,8 @@ NO_ANSWER = GatewayView(is_ready=False)
 class ProcessReport(msgspec.Struct, frozen=True):
     """One process; what only workers have is None for the others.
 
-    `restarts` is None unless our supervisor keeps the process. `metrics` is where it serves /metrics (host:port), `rpc`
-    where gRPC for clients.
+    `restarts` is None unless our supervisor keeps the process; `trouble` is why it could not start it. `metrics` is
+    where it serves /metrics (host:port), `rpc` where gRPC for clients.
     """
 
     name: str
@@ -75,6 +75,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     metrics: str | None = None
     rpc: str | None = None
     handover: HandoverReport | None = None
+    trouble: str | None = None
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -128,7 +129,9 @@ def _supervised(
         if row is not None:
             return _worker(row, entry.restarts)
         health = DEAD if pid is None else UNREGISTERED
-        return ProcessReport(entry.name, entry.role, pid, None, "", health, restarts=entry.restarts)
+        return ProcessReport(
+            entry.name, entry.role, pid, None, "", health, restarts=entry.restarts, trouble=_trouble(entry, pid)
+        )
     is_gateway = entry.role == ChildRole.GATEWAY
     is_ready = gateway.is_ready if is_gateway else is_redis_there
     address = f"{state.host}:{state.port}" if is_gateway else ""
@@ -144,7 +147,12 @@ def _supervised(
         metrics=address if is_gateway else None,
         rpc=f"{state.host}:{state.rpc_port}" if is_gateway else None,
         handover=gateway.handover,
+        trouble=_trouble(entry, pid),
     )
+
+
+def _trouble(entry: ProcessEntry, pid: int | None) -> str | None:
+    return entry.trouble or None if pid is None else None
 
 
 def _worker(row: WorkerState, restarts: int | None = None) -> ProcessReport:

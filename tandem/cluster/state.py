@@ -31,14 +31,15 @@ LONGEST_SOCKET_FOLDER = 70
 
 
 class ProcessEntry(msgspec.Struct, frozen=True):
-    """A supervised process: its seat's name, its role, who sits there now (None: between two lives), and how often
-    it was started again.
+    """A supervised process: its seat's name, its role, who sits there now (None: between two lives), how often it
+    was started again, and why it was not (see `Child.trouble`).
     """
 
     name: str
     role: str
     ref: ProcessRef | None
     restarts: int = 0
+    trouble: str = ""
 
 
 class ClusterState(msgspec.Struct, frozen=True):

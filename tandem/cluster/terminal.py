@@ -6,7 +6,7 @@ from typing import Self, assert_never
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tandem.cluster.events import Died, Draining, Event, Failed, Left, Loading, Ready, Restarted
+from tandem.cluster.events import Died, Draining, Event, Failed, Left, Loading, NotStarted, Ready, Restarted
 from tandem.console import complain, notes, say
 from tandem.invocation import invocation
 
@@ -52,7 +52,7 @@ class TerminalNarrator:
                 say(greeting(event, is_detached=self._is_detached))
                 if event.is_exposed:
                     notes.print(EXPOSED)
-            case Died() | Left() | Restarted():
+            case Died() | NotStarted() | Left() | Restarted():
                 notes.print(event.line, markup=False)
             case Draining():
                 self._progress.stop()

@@ -59,7 +59,8 @@ class StatusSettings:
     --json prints {"processes": [{"name", "role", "pid", "epoch", "address", "health", "kv": {"blocks_total",
     "blocks_free", "blocks_cached"}, "running", "waiting", "reserved", "steps", "restarts", "metrics", "rpc",
     "handover": {"placements", "failovers", "stale", "tries", "bindings", "quarantined", "cancelled_chunks",
-    "violations"}}], "queues": {"waiting_jobs", "prefill_tasks"}}; what processes of a role do not have is null.
+    "violations"}, "trouble"}], "queues": {"waiting_jobs", "prefill_tasks"}}; what processes of a role do
+    not have is null.
     """
 
     state_dir: Path = setting(DEFAULT_STATE_DIR, "folder that was given to `tandem up`", path)
@@ -108,6 +109,9 @@ def show(report: StatusReport) -> None:
     console = table_console()
     columns = COLUMNS if console.width >= NARROWEST_WITH_METRICS else COLUMNS[:-1]
     console.print(_table(columns, [_row(process)[: len(columns)] for process in report.processes]))
+    for process in report.processes:
+        if process.trouble:
+            say(f"{process.name}: {process.trouble}")
     handovers = [(process.name, process.handover) for process in report.processes if process.handover]
     if handovers:
         say("")

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,11 +16,12 @@ import pytest
 from common.errors import StartupError
 from common.lifecycle.exit_codes import EXIT_CONFIG
 from tandem.cluster.backoff import LONGEST_S
-from tandem.cluster.child import ChildRole
+from tandem.cluster.child import MAX_STARTS, ChildRole
 from tandem.cluster.cluster import Cluster, Limits, Phase
-from tandem.cluster.events import Died, Draining, Event, Left, Narrator, Restarted, logged
+from tandem.cluster.events import Died, Draining, Event, Left, Narrator, NotStarted, Restarted, logged
 from tandem.cluster.identity import ProcessRef, is_running, ref_of, send_signal, wait_for_end
 from tandem.cluster.state import ClusterState, StateDir
+from tests.support.polling import until
 from tests.support.supervised import (
     DEADLINE_S,
     STUBBORN,
@@ -78,8 +80,63 @@ async def test_a_child_that_leaves_in_order_is_no_death(tmp_path: Path) -> None:
             assert pid is not None
             os.kill(pid, signal.SIGTERM)
             await watched.until_up("decode-0", num_lives + 1)
-            assert watched.events[-1] == Left("decode-0", pid)
+            left = watched.events[-1]
+            assert isinstance(left, Left)
+            assert (left.name, left.pid) == ("decode-0", pid)
         assert len(watched.events) == 4
+
+
+async def test_a_child_that_leaves_at_once_is_started_again_ever_later(tmp_path: Path) -> None:
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", "import sys; sys.stdout.write('up\\n')")])
+        watched.supervisor.settle()
+        await watched.until_up("decode-0", num_lives=4)
+        delays = [event.delay_s for event in watched.events if isinstance(event, Left)]
+        assert delays[:3] == [0.1, 0.2, 0.4]
+
+
+async def test_a_settled_child_that_cannot_be_spawned_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
+    with (tmp_path / "lent").open("w") as file:
+        lent = fcntl.fcntl(file, fcntl.F_DUPFD, 500)  # a number that nobody else is given meanwhile
+    os.close(lent)  # what it should inherit is not there: the system refuses to start it
+    async with watched_supervisor(tmp_path) as watched:
+        gateway = dataclasses.replace(spec("gateway-0", WAITS, ChildRole.GATEWAY), descriptors=(lent,))
+        watched.supervisor.start([spec("decode-0", WAITS), gateway])
+        watched.supervisor.settle()
+        await watched.until(lambda: len(watched.events) >= MAX_STARTS + 1)
+        delays_s = (0.1, 0.2, 0.4, 0.8)
+        assert watched.events == [NotStarted("gateway-0", delay_s, "Bad file descriptor") for delay_s in delays_s]
+        child = watched.supervisor.children[1]
+        assert (child.pid, child.num_restarts, child.trouble) == (
+            None,
+            MAX_STARTS,
+            "could not be started: Bad file descriptor",
+        )
+        assert watched.pid(0) is not None
+        with (tmp_path / "lent").open() as file:
+            assert fcntl.fcntl(file, fcntl.F_DUPFD, lent) == lent
+        await watched.until_up("gateway-0")
+        os.close(lent)
+        assert (child.pid is None, child.trouble) == (False, "")
+
+
+async def test_a_child_whose_log_cannot_be_opened_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "decode-0.log").mkdir()
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", WAITS)])
+        await watched.until(lambda: bool(watched.events))
+        assert watched.events == [NotStarted("decode-0", 0.1, "Is a directory")]
+        (tmp_path / "decode-0.log").rmdir()
+        await watched.until_up("decode-0")
+
+
+async def test_a_child_that_can_never_be_spawned_ends_the_start_of_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "decode-0.log").mkdir()
+    async with watched_supervisor(tmp_path) as watched:
+        watched.supervisor.start([spec("decode-0", WAITS)])
+        with pytest.raises(StartupError, match=r"^decode-0 could not be started: Is a directory$"):
+            await asyncio.wait_for(watched.supervisor.fail(), DEADLINE_S)
+        assert len(watched.events) == MAX_STARTS - 1
 
 
 async def test_a_settled_child_that_refuses_to_start_leaves_the_others_alone(tmp_path: Path) -> None:
@@ -190,7 +247,8 @@ def test_the_log_of_the_supervisor_tells_of_deaths(tmp_path: Path) -> None:
         Died("decode-0", 5685, -9, 1.0),
         Died("redis", 7, 3, 0.1),
         Died("decode-1", 8, 78, 10.0, "the model is gone"),
-        Left("decode-0", 9),
+        NotStarted("decode-1", 0.4, "Too many open files"),
+        Left("decode-0", 9, 0.2),
         Restarted("decode-0", 9, 10, 2.04, 0),
         Restarted("decode-0", 10, 11, 2.0, -9),
         Draining(30.0),
@@ -202,11 +260,35 @@ def test_the_log_of_the_supervisor_tells_of_deaths(tmp_path: Path) -> None:
         "decode-0 (pid 5685) died (signal 9), starting it again in 1 s",
         "redis (pid 7) died (exit code 3), starting it again in 0.1 s",
         "decode-1 (pid 8) died (exit code 78: the model is gone), starting it again in 10 s",
-        "decode-0 (pid 9) has left, starting it again",
+        "decode-1 could not be started (Too many open files), trying again in 0.4 s",
+        "decode-0 (pid 9) has left, starting it again in 0.2 s",
         "decode-0 restarted in 2.0 s (pid 9 -> 10)",
         "decode-0 restarted in 2.0 s (pid 10 -> 11); the old process ended by signal 9",
         "finishing what runs (at most 30 s)",
     ]
+
+
+async def test_a_cluster_goes_on_while_its_state_cannot_be_written(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    cluster = _cluster(state_dir)
+    draft = tmp_path / f".cluster.json.{os.getpid()}"
+
+    @asynccontextmanager
+    async def business() -> AsyncIterator[None]:
+        draft.mkdir()  # now every attempt to write the state fails
+        child = cluster.supervisor.children[0]
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: child.pid not in (None, first), "the child is started again", DEADLINE_S)
+        draft.rmdir()
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+    await asyncio.wait_for(cluster.run([Phase([spec("decode-0", WAITS)], _ready)], business()), DEADLINE_S)
+    after = state_dir.read()
+    assert after is not None
+    assert [(entry.ref, entry.restarts) for entry in after.processes] == [(None, 1)]
 
 
 async def test_a_cluster_that_is_not_ready_in_time_ends(tmp_path: Path) -> None:

@@ -90,6 +90,28 @@ def test_status_tells_restarts_and_where_metrics_and_rpc_are() -> None:
     ]
 
 
+def test_status_tells_why_a_process_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    me = ref_of(os.getpid())
+    assert me is not None
+    trouble = "could not be started: Too many open files"
+    state = _state(
+        me,
+        ProcessEntry("decode-0", "decode", None, 4, trouble),
+        ProcessEntry("gateway-0", "gateway", None, 2, trouble),
+        ProcessEntry("gateway-1", "gateway", me),
+    )
+    report = report_of(state, Overview((), 0, 0), {"gateway-1": GatewayView(is_ready=True)})
+    assert [(row.name, row.health, row.restarts, row.trouble) for row in report.processes] == [
+        ("supervisor", "ready", None, None),
+        ("decode-0", "dead", 4, trouble),
+        ("gateway-0", "dead", 2, trouble),
+        ("gateway-1", "ready", 0, None),
+    ]
+    show(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if ": could" in line] == [f"decode-0: {trouble}", f"gateway-0: {trouble}"]
+
+
 def test_status_tells_what_hand_overs_have_come_to() -> None:
     me = ref_of(os.getpid())
     assert me is not None
