@@ -21,16 +21,8 @@ LIBRARIES = Path(__file__).resolve().parent / "lib"
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-pthread")
 _WARNINGS = ("-Wall", "-Wextra", "-Werror")
-_AVX512 = (
-    "-mavx2",
-    "-mfma",
-    "-mf16c",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512dq",
-    "-mavx512vl",
-    "-mprefer-vector-width=512",
-)
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 
 
 @dataclass(frozen=True, slots=True)
