@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <cassert>
+#include <system_error>
 #include <utility>
 
 namespace tandem {
@@ -44,15 +45,21 @@ void Team::run(Body body) {
             body_ = shared;
             step_.store(step, std::memory_order_release);
         }
-        if (helpers_.empty()) {
-            for (int index = 1; index < num_threads_; ++index) helpers_.emplace_back([this, index] { help(index); });
-        }
+        if (helpers_.empty()) start_helpers();
         step_.notify_all();
     } else {
         step_.store(step, std::memory_order_relaxed);
     }
     Member member(this, 0, step);
     (*shared)(member);
+}
+
+void Team::start_helpers() {
+    try {
+        for (int index = 1; index < num_threads_; ++index) helpers_.emplace_back([this, index] { help(index); });
+    } catch (const std::system_error&) {
+        // The system gives no more threads: those that are there do all pieces.
+    }
 }
 
 void Team::help(int index) {

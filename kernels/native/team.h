@@ -44,6 +44,7 @@ class Team {
         alignas(64) std::atomic<int64_t> num_done{0};
     };
 
+    void start_helpers();
     void help(int index);
 
     const int num_threads_;
