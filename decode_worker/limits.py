@@ -1,17 +1,13 @@
 """What a job must respect to be computable on this decode worker. Callers other than our gateways are checked, too."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.messages.codec import unpack_ids
 from common.messages.job import Job
-from common.messages.sampling import SamplingParams
+from common.messages.objections import objection_to_ids, objection_to_sampling
 
 MAX_CHOICES = 128
 """OpenAI's bound of `n`."""
-
-MAX_TOP_LOGPROBS = 20
-"""OpenAI's bound of `top_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,7 @@ class Limits:
         return (
             self._objection_to_choices(job)
             or self._objection_to_shown(job, ids)
-            or self._objection_to_sampling(job.sampling)
+            or objection_to_sampling(job.sampling, self.vocab_size)
         )
 
     def _objection_to_choices(self, job: Job) -> str | None:
@@ -52,17 +48,7 @@ class Limits:
                 return f"{num_tokens} tokens leave no room in a context of {self.max_context}"
             if len(shown) >= max_tokens:
                 return f"all {max_tokens} tokens were generated before: nothing is left to generate"
-            objection = self._objection_to_ids(shown)
+            objection = objection_to_ids(shown, self.vocab_size)
             if objection is not None:
                 return objection
-        return self._objection_to_ids(prompt)
-
-    def _objection_to_sampling(self, sampling: SamplingParams) -> str | None:
-        for count in (sampling.num_logprobs, sampling.num_prompt_logprobs):
-            if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
-                return f"{count} logprobs per token are not 0 to {MAX_TOP_LOGPROBS}"
-        return self._objection_to_ids((*sampling.stop_ids, *(token for token, _ in sampling.logit_bias)))
-
-    def _objection_to_ids(self, ids: Iterable[int]) -> str | None:
-        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        return None if outside is None else f"token id {outside} is outside the vocabulary of {self.vocab_size}"
+        return objection_to_ids(prompt, self.vocab_size)

@@ -7,6 +7,7 @@ import grpc
 
 from common.errors import BrokerUnavailable, MalformedRecord
 from common.messages.ids import EntryId, Epoch, Fingerprint, PlacementNumber, RequestId, WorkerId
+from common.messages.objections import objection_to_ids
 from common.messages.registry import WorkerRecord
 from common.rpc.logprobs import logprobs_of
 from common.runtime.peers import Peers
@@ -32,6 +33,7 @@ class HandoverServicer(DecodeServicer):
         fingerprint: Fingerprint,
         lease_s: float,
         witness: Witness,
+        vocab_size: int,
     ) -> None:
         self._receiver = receiver
         self._retirements = retirements
@@ -39,6 +41,7 @@ class HandoverServicer(DecodeServicer):
         self._fingerprint = fingerprint
         self._lease_s = lease_s
         self._witness = witness
+        self._vocab_size = vocab_size
 
     async def Bind(  # noqa: N802 - named by the service
         self, request: pb.BindRequest, context: "grpc.aio.ServicerContext[pb.BindRequest, pb.BindReply]"
@@ -86,7 +89,7 @@ class HandoverServicer(DecodeServicer):
         if request.failure:
             attempt.lose(_loss_of(request.failure), f"the prefill failed: {request.failure}")
         else:
-            _take_commit(request, reception, attempt)
+            _take_commit(request, reception, attempt, self._vocab_size)
         return pb.VerdictReply(verdict=pb.VERDICT_GO)
 
     async def _source(self, worker: WorkerId, epoch: Epoch) -> WorkerRecord | None:
@@ -109,16 +112,18 @@ class HandoverServicer(DecodeServicer):
         return pb.VERDICT_CANCELLED if reception is None else pb.VERDICT_STALE
 
 
-def _take_commit(request: pb.CommitRequest, reception: Reception, attempt: Attempt) -> None:
-    """Note what a commit brings; one that lacks what was asked for loses the try."""
+def _take_commit(request: pb.CommitRequest, reception: Reception, attempt: Attempt, vocab_size: int) -> None:
+    """Note what a commit brings; one that lacks what was asked for, or names tokens that do not exist, loses the
+    try.
+    """
     try:
         first = _first_token(request)
     except MalformedRecord as error:
         attempt.lose(TryLoss.REFUSED, str(error))
         return
-    lack = reception.lacks(first)
-    if lack:
-        attempt.lose(TryLoss.REFUSED, lack)
+    objection = reception.lacks(first) or objection_to_ids(_ids_of(request), vocab_size)
+    if objection:
+        attempt.lose(TryLoss.REFUSED, f"its commit: {objection}")
     else:
         attempt.take_commit(Commit(first, request.traceparent), is_last=first.token in reception.stop_ids)
 
@@ -130,6 +135,14 @@ def _first_token(request: pb.CommitRequest) -> FirstToken:
         logprobs_of(request.logprobs) if request.HasField("logprobs") else None,
         tuple(map(logprobs_of, request.prompt_logprobs)),
     )
+
+
+def _ids_of(request: pb.CommitRequest) -> list[int]:
+    """Return every token id that a commit names."""
+    ids = [request.token, *request.logprobs.top_ids]
+    for logprobs in request.prompt_logprobs:
+        ids.extend(logprobs.top_ids)
+    return ids
 
 
 def _loss_of(failure: str) -> TryLoss:

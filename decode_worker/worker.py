@@ -100,6 +100,7 @@ class DecodeWorker:
             foundation.fingerprint,
             self._settings.lease_s,
             self._witness,
+            foundation.checkpoint.config.vocab_size,
         )
         add_WorkerServicer_to_server(GatewayServicer(foundation.epoch, edge.feeds, self._intake), edge.server)
         add_DecodeServicer_to_server(self._handover, edge.server)

@@ -85,6 +85,7 @@ async def accept(
             tenant=metering.caller.tenant,
             weight=metering.caller.weight,
             priority=metering.caller.priority(request.sampling.priority),
+            vocab_size=model.card.vocab_size,
         )
         for index, (ids, sampling) in enumerate(zip(prompts_ids, samplings, strict=True))
     ]

@@ -25,11 +25,14 @@ lags behind by thousands must not get them in one piece, for which all others wo
 BYTES_PER_TOKEN = 48
 """Of a shown id: an int, its place in the list, its link of the chain."""
 
+NUM_IDS = 2**32
+"""Ids that a frame can name."""
+
 
 class Choice:
     """Owned by its `Stream`."""
 
-    def __init__(self, index: ChoiceIndex, sampling: SamplingParams) -> None:
+    def __init__(self, index: ChoiceIndex, sampling: SamplingParams, vocab_size: int | None = None) -> None:
         self.index = index
         self.shown: list[int] = []
         """Every token taken, by the client's reader or waiting for it."""
@@ -38,6 +41,7 @@ class Choice:
         self.is_queued = False
         """Whether it stands among those with news, for its owner to keep."""
         self._sampling = sampling
+        self._vocab_size = NUM_IDS if vocab_size is None else vocab_size
         self._chains = array("Q", [EMPTY_CHAIN])
         self._num_read = 0
         self._num_shown_before = 0
@@ -73,9 +77,11 @@ class Choice:
             raise Contradiction("token frames are missing")
         if tokens.chain != chains[index] or (num_known and ids[:num_known] != shown[index : index + len(ids)]):
             raise Contradiction("the worker continued other tokens than were shown")
+        new = ids[num_known:] if num_known else ids
+        if new and max(new) >= self._vocab_size:
+            raise Contradiction(f"token id {max(new)} is outside the vocabulary of {self._vocab_size}")
         if self._logprobs is not None:
             self._take_logprobs(self._logprobs, tokens, num_known)
-        new = ids[num_known:] if num_known else ids
         chain = chains[-1]
         for token_id in new:
             chain = extend_chain(chain, token_id)

@@ -23,7 +23,9 @@ class Choices:
     """Owned by a `Stream`. Whatever contradicts what is known here is a `Contradiction`, and then nothing is taken."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        self.all = [Choice(ChoiceIndex(index), request.sampling) for index in range(request.num_choices)]
+        self.all = [
+            Choice(ChoiceIndex(index), request.sampling, request.vocab_size) for index in range(request.num_choices)
+        ]
         self._request = request
         self._num_open = len(self.all)
         self._queued: deque[Choice] = deque()

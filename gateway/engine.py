@@ -71,6 +71,8 @@ class GenerateRequest:
     `worker` names the only worker that may decode it; None: any. `tenant`, its `weight` (of a fair share) and
     `priority` (higher is sooner) order those that wait for room.
 
+    `vocab_size` bounds the ids that may come back (None: they are not checked).
+
     `tap` may be given tokens in place of the generator's reader, in their order, while that one waits for the next
     event: what the tap was given is not yielded.
     """
@@ -89,6 +91,7 @@ class GenerateRequest:
     tenant: TenantId = ANYBODY
     priority: int = 0
     weight: float = 1.0
+    vocab_size: int | None = None
     tap: Tap | None = field(default=None, compare=False, repr=False)
 
 

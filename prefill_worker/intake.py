@@ -29,6 +29,7 @@ from common.runtime.peers import Peers
 from common.scheduling.sequence import Sequence
 from prefill_worker.core import Admit, Command
 from prefill_worker.holdings import BindingKey, Holding, Holdings
+from prefill_worker.limits import Limits
 from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import DecodeStub
 
@@ -67,6 +68,7 @@ class Intake:
         has_room: Callable[[], bool],
         prepare_grammar: Callable[[str], Awaitable[None]],
         clock: Callable[[], float],
+        limits: Limits,
     ) -> None:
         self._worker = worker
         self._epoch = epoch
@@ -80,6 +82,7 @@ class Intake:
         self._has_room = has_room
         self._prepare_grammar = prepare_grammar
         self._clock = clock
+        self._limits = limits
         self._room = asyncio.Event()
         self._arrivals = itertools.count()
         self._claims: dict[EntryId, tuple[float, Delivery]] = {}
@@ -241,6 +244,10 @@ class Intake:
             ids = unpack_ids(reply.ids)
         except MalformedRecord as error:
             logger.warning("binding answered with %s", error, extra={"request_id": task.request})
+            return
+        if objection := self._limits.objection(task, ids):  # its author hears at its next renewal that nobody holds it
+            details = {"request_id": task.request}
+            logger.warning("%s sent what cannot be computed: %s", author.worker, objection, extra=details)
             return
         wanted = range(reply.first_block, reply.first_block + reply.num_blocks)
         shown = tuple(ids[task.num_prompt_tokens :])

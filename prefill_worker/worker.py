@@ -17,6 +17,7 @@ from prefill_worker.announcer import Announcer
 from prefill_worker.core import Command, PrefillCore, SpanReady
 from prefill_worker.holdings import Holding, Holdings
 from prefill_worker.intake import Intake
+from prefill_worker.limits import Limits
 from prefill_worker.scheduler import PrefillScheduler
 from prefill_worker.servicer import LeaseServicer, PrefillDesk
 from prefill_worker.witness import Witness
@@ -56,6 +57,7 @@ class PrefillWorker:
             self._has_room,
             edge.grammars.prepare,
             edge.clock.now,
+            Limits(foundation.checkpoint.config.vocab_size, foundation.max_context),
         )
 
     async def run(self, signals: StopSignals) -> int:

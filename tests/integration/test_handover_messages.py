@@ -4,6 +4,7 @@ The prefill worker is scripted, so that each message is exactly what a test says
 """
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from proto import worker_pb2 as pb
 from tests.support.feed_client import Answer, FeedClient, make_job
 from tests.support.polling import until
 from tests.support.scripted_prefill import ScriptedPrefill, binding_of
-from tests.support.tagged_pages import answer
+from tests.support.tagged_pages import VOCABULARY, answer
 from tests.support.worker_fabric import SECRET, Fabric, Node, puller, running_fabric
 
 PROMPT = list(range(300, 322))
@@ -270,6 +271,55 @@ async def test_a_pull_that_fails_in_an_unknown_way_loses_the_try_only(
     puller(decode).error = None
     await prefill.bind(decode.record, binding_of(second))
     await finish(decode, prefill, client, second)
+
+
+FOREIGN = pb.TokenLogprobs(logprob=-1.0, top_ids=[5, VOCABULARY], top_logprobs=[-1.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"token": VOCABULARY},
+        {"token": (1 << 32) - 1},
+        {"token": TOKEN, "logprobs": FOREIGN},
+    ],
+    ids=["just behind", "far behind", "logprobs"],
+)
+async def test_a_commit_of_no_token_of_the_model_loses_the_try_only(
+    decode: Node[DecodeWorker],
+    prefill: ScriptedPrefill,
+    client: FeedClient,
+    task: PrefillTask,
+    caplog: pytest.LogCaptureFixture,
+    nonsense: dict[str, Any],
+) -> None:
+    await prefill.bind(decode.record, binding_of(task))
+    await prefill.announce(decode.record, binding_of(task), prefill.compute(PROMPT))
+    await prefill.commit(decode.record, binding_of(task), **nonsense)
+    second = (await prefill.claim()).task
+    assert (second.request, second.try_number) == ("r", 2)
+    assert "is outside the vocabulary of 997" in caplog.text
+    await prefill.bind(decode.record, binding_of(second))
+    await finish(decode, prefill, client, second, first_page=10)
+    assert not decode.task.done()
+
+
+async def test_a_commit_with_foreign_tokens_in_the_logprobs_of_the_prompt_loses_the_try_only(
+    decode: Node[DecodeWorker], prefill: ScriptedPrefill, client: FeedClient
+) -> None:
+    await client.place(make_job("r", PROMPT, num_prompt_logprobs=1), decode.record)
+    task = (await prefill.claim()).task
+    await prefill.bind(decode.record, binding_of(task))
+    await prefill.announce(decode.record, binding_of(task), prefill.compute(PROMPT))
+    sound = pb.TokenLogprobs(logprob=-1.0, top_ids=[VOCABULARY - 1], top_logprobs=[-1.0])
+    told = [sound] * (len(PROMPT) - 2)
+    await prefill.commit(decode.record, binding_of(task), TOKEN, prompt_logprobs=[*told, FOREIGN])
+    second = (await prefill.claim()).task
+    assert second.try_number == 2
+    await prefill.bind(decode.record, binding_of(second))
+    await prefill.announce(decode.record, binding_of(second), prefill.compute(PROMPT, 10))
+    await prefill.commit(decode.record, binding_of(second), TOKEN, prompt_logprobs=[*told, sound])
+    assert await client.answer("r") == Answer(answer(PROMPT, 5), "length")
 
 
 async def test_a_stop_token_needs_no_pages(

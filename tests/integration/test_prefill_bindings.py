@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 import prefill_worker.intake
 from common.messages.chain import chain_of
 from common.messages.ids import Epoch, PlacementNumber, RequestId, TryNumber, WorkerId
+from common.messages.sampling import SamplingParams
 from common.rpc.channels import Channels
 from common.scheduling.sequence import SequenceKey
 from prefill_worker.core import PrefillCore
@@ -15,8 +17,8 @@ from prefill_worker.worker import MAX_RUNNING, PrefillWorker
 from proto import worker_pb2 as pb
 from tests.support.broker_records import FINGERPRINT
 from tests.support.polling import until
-from tests.support.scripted_author import ScriptedAuthor
-from tests.support.tagged_pages import BLOCK_SIZE, answer, page_of
+from tests.support.scripted_author import SAMPLING, ScriptedAuthor
+from tests.support.tagged_pages import BLOCK_SIZE, VOCABULARY, answer, page_of
 from tests.support.worker_fabric import SECRET, Fabric, Node, running_fabric
 
 PROMPT = list(range(600, 630))
@@ -72,6 +74,35 @@ async def test_every_page_is_announced_once_and_holds_what_it_should(
     await author.release(prefill.record, "r")
     await until_released(prefill)
     assert entry
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_shown", "sampling"),
+    [
+        ([*PROMPT, VOCABULARY], 0, SAMPLING),
+        ([*PROMPT, 5], len(PROMPT) + 1, SAMPLING),
+        (PROMPT * 5, 0, SAMPLING),
+        (PROMPT, 0, replace(SAMPLING, logit_bias=((VOCABULARY, 1.0),))),
+        (PROMPT, 0, replace(SAMPLING, num_logprobs=1 << 20)),
+    ],
+    ids=["id", "no prompt", "too long", "bias", "logprobs"],
+)
+async def test_what_no_sound_author_sends_is_not_computed_and_nobody_else_minds(
+    author: ScriptedAuthor,
+    prefill: Node[PrefillWorker],
+    prompt: list[int],
+    num_shown: int,
+    sampling: SamplingParams,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await author.publish("nonsense", prompt, num_shown=num_shown, sampling=sampling)
+    await until(lambda: "sent what cannot be computed" in caplog.text, "it is refused in words")
+    assert await author.renew(prefill.record, "nonsense") == ["nonsense"]  # so the author gives the try up at once
+    assert not prefill.valve.spans
+    await author.publish("r", PROMPT)
+    assert (await author.committed()).token == answer(PROMPT, 1)[0]
+    await author.release(prefill.record, "r")
+    await until_released(prefill)
 
 
 async def test_blocks_that_are_not_wanted_are_not_announced(

@@ -7,6 +7,7 @@ UNIT = "tests/unit/test_decode_choices.py"
 ROOM = "tests/unit/test_choice_room.py"
 MACHINE = "tests/property/test_decode_scheduler.py"
 WORKERS = "tests/integration/test_worker_choices.py"
+MESSAGES = "tests/integration/test_handover_messages.py"
 
 PLANTS = (
     Plant(
@@ -196,9 +197,17 @@ PLANTS = (
         name="logprobs-missing",
         rule="A commit that lacks the logprobs that were asked for loses the try.",
         file="decode_worker/servicer.py",
-        text="    if lack:\n",
-        replacement="    if False:\n",
+        text="    objection = reception.lacks(first) or ",
+        replacement="    objection = ",
         tests=(f"{WORKERS}::test_a_commit_without_the_logprobs_loses_the_try",),
+    ),
+    Plant(
+        name="commit-of-no-token",
+        rule="A commit that names a token which the model does not have loses the try.",
+        file="decode_worker/servicer.py",
+        text="reception.lacks(first) or objection_to_ids(_ids_of(request), vocab_size)\n",
+        replacement="reception.lacks(first)\n",
+        tests=(f"{MESSAGES}::test_a_commit_of_no_token_of_the_model_loses_the_try_only",),
     ),
     Plant(
         name="logprobs-not-a-number",

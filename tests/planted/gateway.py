@@ -53,6 +53,14 @@ PLANTS = (
         tests=(f"{STREAMS}::test_missing_frames_lose_the_placement", MACHINE),
     ),
     Plant(
+        name="tokens-of-no-vocabulary",
+        rule="Tokens that the model does not have are not shown, and lose the placement.",
+        file="gateway/choice.py",
+        text="        if new and max(new) >= self._vocab_size:\n",
+        replacement="        if False:\n",
+        tests=(f"{STREAMS}::test_tokens_that_the_model_does_not_have_lose_the_placement_and_are_not_shown",),
+    ),
+    Plant(
         name="early-copy-loses-the-placement",
         rule="An early copy that contradicts what was shown changes nothing.",
         file="gateway/choices.py",

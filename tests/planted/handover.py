@@ -16,6 +16,14 @@ CORE = "tests/unit/test_decode_core.py"
 
 PLANTS = (
     Plant(
+        name="task-of-no-vocabulary",
+        rule="A prefill worker computes nothing that its model does not have.",
+        file="prefill_worker/intake.py",
+        text="        if objection := self._limits.objection(task, ids):",
+        replacement="        if objection := None:",
+        tests=(f"{BINDINGS}::test_what_no_sound_author_sends_is_not_computed_and_nobody_else_minds",),
+    ),
+    Plant(
         name="FREE_DST",
         rule="A running copy owns its target page together with the sequence.",
         file="decode_worker/core.py",

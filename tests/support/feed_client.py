@@ -46,6 +46,7 @@ def make_job(
     shown: Sequence[int] = (),
     has_prompt: bool = True,
     gateway: str = "gateway-0",
+    num_prompt_logprobs: int | None = None,
 ) -> Job:
     """Return a job; without its prompt if that travels by `Worker.Prompt`."""
     return Job(
@@ -54,7 +55,13 @@ def make_job(
         gateway=GatewayId(gateway),
         model=MODEL,
         num_prompt_tokens=len(prompt),
-        sampling=SamplingParams(seed=1, max_tokens=max_tokens, temperature=0.0, stop_ids=stop_ids),
+        sampling=SamplingParams(
+            seed=1,
+            max_tokens=max_tokens,
+            temperature=0.0,
+            stop_ids=stop_ids,
+            num_prompt_logprobs=num_prompt_logprobs,
+        ),
         prompt=pack_ids(prompt) if has_prompt else None,
         choices=(OpenChoice(FIRST_CHOICE, pack_ids(shown)),),
     )

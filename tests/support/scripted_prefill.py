@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -109,11 +109,17 @@ class ScriptedPrefill(PrefillServicer):
         return (await self._stub(decode).Announce(request, timeout=5)).verdict
 
     async def commit(
-        self, decode: WorkerRecord, binding: pb.Binding, token: int = 0, failure: str = "", epoch: int | None = None
+        self,
+        decode: WorkerRecord,
+        binding: pb.Binding,
+        token: int = 0,
+        failure: str = "",
+        epoch: int | None = None,
+        **fields: Any,
     ) -> "pb.Verdict.ValueType":
         """Send a commit."""
         request = pb.CommitRequest(
-            binding=binding, epoch=epoch or self.record.epoch, token=token, failure=failure, num_cached_tokens=0
+            binding=binding, epoch=epoch or self.record.epoch, token=token, failure=failure, **fields
         )
         return (await self._stub(decode).Commit(request, timeout=5)).verdict
 

@@ -27,6 +27,7 @@ def make_stream(
     num_choices: int = 1,
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
+    vocab_size: int | None = None,
 ) -> Stream:
     """Return a stream whose first placement has begun."""
     sampling = SamplingParams(
@@ -36,7 +37,9 @@ def make_stream(
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
-    request = GenerateRequest(RequestId("r"), ModelName("m"), prompt, sampling, num_choices=num_choices)
+    request = GenerateRequest(
+        RequestId("r"), ModelName("m"), prompt, sampling, num_choices=num_choices, vocab_size=vocab_size
+    )
     stream = Stream(request, MAX_FAILURES)
     stream.begin_placement()
     return stream

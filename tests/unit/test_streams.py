@@ -162,6 +162,18 @@ async def test_missing_frames_lose_the_placement() -> None:
     assert stream.choices.all[0].shown == []
 
 
+async def test_tokens_that_the_model_does_not_have_lose_the_placement_and_are_not_shown() -> None:
+    stream = make_stream(vocab_size=100)
+    stream.take(DECODE, accepted())
+    stream.take(DECODE, tokens(0, [99], []))
+    stream.take(DECODE, tokens(1, [98, 100], [99]))
+    shown, lost = await drain(stream, 2)
+    assert shown == TokenDelta(0, (99,))
+    assert isinstance(lost, PlacementLost)
+    assert (lost.reason, lost.text) == (LossReason.REFUSED, "token id 100 is outside the vocabulary of 100")
+    assert stream.choices.all[0].shown == [99]  # what the next worker goes on with
+
+
 async def test_an_acceptance_behind_the_tokens_binds_nobody() -> None:
     """The worker is told to stop when it speaks before its acceptance: nothing would come from it afterwards."""
     stream = make_stream()
