@@ -4,7 +4,7 @@ The same for every way out: HTTP streams, whole answers, gRPC. What is ready goe
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
@@ -17,7 +17,7 @@ from common.messages.ids import ChoiceIndex, RequestId
 from gateway.accepting import Accepted, AcceptedPrompt
 from gateway.answer_choice import AnswerChoice
 from gateway.answer_parser import Piece, PlainAnswer
-from gateway.engine import Engine, GenerateEvent, StageTimes, TokenDelta
+from gateway.engine import Engine, GenerateEvent, Generation, StageTimes, TokenDelta
 from gateway.patience import Patience
 from gateway.request_record import RequestRecord
 from gateway.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -220,7 +220,7 @@ class _AnswerTap:
             self._end(self._answers.prompt.generate.request, delta.choice)
 
 
-async def _next(events: AsyncGenerator[GenerateEvent, None], patience: Patience) -> GenerateEvent | None:
+async def _next(events: Generation, patience: Patience) -> GenerateEvent | None:
     """Return the next event, None if there are no more."""
     try:
         with patience:

@@ -8,8 +8,8 @@ process.
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from types import TracebackType
 
 from common.errors import DeadlineExceeded, InvalidRequest
 
@@ -45,17 +45,29 @@ class Deadline:
         """Seconds left, negative when it is over; None: no limit."""
         return None if self._end_s is None else self._end_s - self._clock()
 
-    def enforced(self) -> AbstractAsyncContextManager[None]:
+    def enforced(self) -> "Enforced":
         """End what the block does when the time is over: what it awaits is cancelled and `DeadlineExceeded` raised."""
-        return nullcontext() if self._end_s is None else self._limited()
+        return Enforced(self.left_s)
 
-    @asynccontextmanager
-    async def _limited(self) -> AsyncIterator[None]:
-        limit = asyncio.timeout(self.left_s)
+
+class Enforced:
+    """A block that has `left_s` seconds, None: no limit."""
+
+    def __init__(self, left_s: float | None) -> None:
+        self._limit = None if left_s is None else asyncio.timeout(left_s)
+
+    async def __aenter__(self) -> None:
+        if self._limit is not None:
+            await self._limit.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._limit is None:
+            return
         try:
-            async with limit:
-                yield
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise DeadlineExceeded("The request's time is over.") from late
+        if isinstance(error, TimeoutError) and self._limit.expired():
             raise DeadlineExceeded("The request's time is over.") from error

@@ -1,9 +1,8 @@
 """An answer on its way to one client: what is ready leaves together, as fast as the client takes it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from gateway.outbox import Outbox
 
@@ -37,7 +36,7 @@ async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Readable
 
     The sink of the answer puts its items into the outbox.
     """
-    async with filling(outbox, answer.read(max_silence_s)) as reading:
+    async with Filling(outbox, answer.read(max_silence_s)) as reading:
         while True:
             items = await outbox.take()
             is_over = answer.is_over  # now: while these items are carried, others may become ready
@@ -54,15 +53,24 @@ async def deliver(carrier: Carrier[AnyT], outbox: Outbox[AnyT], answer: Readable
                     del reading  # its error leads here: a ring of garbage per refusal, with all that belonged to it
 
 
-@asynccontextmanager
-async def filling(outbox: Outbox[AnyT], work: Coroutine[object, object, None]) -> AsyncIterator[asyncio.Task[None]]:
+class Filling(Generic[AnyT]):
     """Run `work`, which fills the outbox, in a task of its own while the block runs; leaving it ends it."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(lambda _: outbox.finish())
-    try:
-        yield task
-    finally:
-        outbox.close()
+
+    def __init__(self, outbox: Outbox[AnyT], work: Coroutine[object, object, None]) -> None:
+        self._outbox = outbox
+        self._work = work
+        self._task: asyncio.Task[None]
+
+    async def __aenter__(self) -> "asyncio.Task[None]":
+        task, outbox = asyncio.create_task(self._work), self._outbox
+        task.add_done_callback(lambda _: outbox.finish())
+        self._task = task
+        return task
+
+    async def __aexit__(self, *_: object) -> None:
+        task = self._task
+        del self._task, self._work  # its error may lead here: a ring of garbage
+        self._outbox.close()
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():

@@ -8,7 +8,8 @@ time is over.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 from common.errors import (
     BrokerUnavailable,
@@ -112,34 +113,36 @@ class Dispatcher:
             return Readiness(is_ready=False, reason="no decode worker is ready")
         return self.proofs.readiness([source_of(state) for state in states])
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield the answer; see `Engine.generate`."""
-        stream = self._open(request)
-        error = CANCELLED
-        try:
-            stream.raise_if_ended()
-            await self._placer.place(stream)
-            while True:
-                if stream.is_awaited:  # make sure that it is somewhere
-                    await self._placer.await_acceptance(stream)
-                item = await stream.next()
-                if isinstance(item, TokenDelta | EndOfChoice):
-                    if stream.is_finished and not stream.is_over:
-                        self._finish(stream)
-                    yield item
-                elif item is not None:
-                    await self._go_on(stream, item)
-                else:
-                    return
-        except TandemError as failure:
-            error = type(failure).__name__
-            raise
-        finally:
-            del self._streams[request.request]
-            stream.close(error)
-            self._placer.charges.settle(stream)
-            if not stream.is_over:
-                self._release(stream)
+    def generate(self, request: GenerateRequest) -> "DispatchedAnswer":
+        """Return the answer; see `Engine.generate`."""
+        return DispatchedAnswer(self, request)
+
+    async def next_of(self, stream: Stream) -> GenerateEvent | None:
+        """Return the next event of an answer, None behind its last one, or raise why there is none."""
+        while True:
+            if stream.is_awaited:  # make sure that it is somewhere
+                await self._placer.await_acceptance(stream)
+            item = await stream.next()
+            if isinstance(item, TokenDelta | EndOfChoice):
+                if stream.is_finished and not stream.is_over:
+                    self._finish(stream)
+                return item
+            if item is None:
+                return None
+            await self._go_on(stream, item)
+
+    async def begin(self, stream: Stream) -> None:
+        """Make the first placement, or raise why there is none."""
+        stream.raise_if_ended()
+        await self._placer.place(stream)
+
+    def settle(self, stream: Stream, error: str) -> None:
+        """Release all that a request holds; `error` is why it goes no further."""
+        del self._streams[stream.request.request]
+        stream.close(error)
+        self._placer.charges.settle(stream)
+        if not stream.is_over:
+            self._release(stream)
 
     def cancel(self, request: RequestId, tenant: TenantId = ANYBODY) -> bool:
         """End a request, all its prompts, as its tenant asks for by its id; False if the tenant has none of that id
@@ -198,7 +201,8 @@ class Dispatcher:
                 message, extra = "prefill try lost: %s", {"request_id": stream.request.request}
                 logger.warning(message, event.try_lost.reason, extra=extra)
 
-    def _open(self, request: GenerateRequest) -> Stream:
+    def open(self, request: GenerateRequest) -> Stream:
+        """Return the new state of a request, to be given to `settle`."""
         deadline_s = None if request.deadline_s is None else self._clock() + request.deadline_s
         stream = self._streams[request.request] = Stream(request, self._max_failures, deadline_s, self._clock)
         if request.deadline_s is not None:
@@ -291,6 +295,49 @@ class Dispatcher:
             if stream.placement == placement:
                 text = f"the prompt was not delivered ({error})"
                 stream.lose(source, PlacementLost(LossReason.FAILED, text))
+
+
+class DispatchedAnswer:
+    """Implements `gateway.engine.Generation`: begins with its first event, holds nothing behind its last one."""
+
+    def __init__(self, dispatcher: Dispatcher, request: GenerateRequest) -> None:
+        self._dispatcher = dispatcher
+        self._request = request
+        self._stream: Stream | None = None
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerateEvent:
+        """Return the next event; see `Engine.generate`."""
+        event = None
+        if not self._is_over:
+            try:
+                event = await self._next()
+            except BaseException as failure:
+                self._close(type(failure).__name__ if isinstance(failure, TandemError) else CANCELLED)
+                raise
+        if event is None:
+            self._close(CANCELLED)
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        """Release what is held, if anything is."""
+        self._close(CANCELLED)
+
+    async def _next(self) -> GenerateEvent | None:
+        stream = self._stream
+        if stream is None:
+            stream = self._stream = self._dispatcher.open(self._request)
+            await self._dispatcher.begin(stream)
+        return await self._dispatcher.next_of(stream)
+
+    def _close(self, error: str) -> None:
+        if self._stream is not None and not self._is_over:
+            self._dispatcher.settle(self._stream, error)
+        self._is_over = True
 
 
 def _failure(code: str, message: str) -> GenerationFailed | InvalidRequest:

@@ -4,7 +4,7 @@ Implementations: the cluster (placement through Redis, token frames over gRPC) a
 """
 
 import enum
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -129,10 +129,23 @@ class Readiness:
     reason: str = ""
 
 
+class Generation(Protocol):
+    """An answer on its way, read like an `AsyncGenerator`, by one task."""
+
+    def __aiter__(self) -> AsyncIterator[GenerateEvent]:
+        """Return itself."""
+
+    def __anext__(self) -> Awaitable[GenerateEvent]:
+        """Return the next event."""
+
+    def aclose(self) -> Awaitable[None]:
+        """Give up what is left."""
+
+
 class Engine(Protocol):
     """Generates tokens."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+    def generate(self, request: GenerateRequest) -> Generation:
         """Yield the deltas and one `EndOfChoice` of every choice, the choices in any order, and return behind the last;
         or raise `Unavailable` or `GenerationFailed` (`DeadlineExceeded` when the request's time is over, wherever it is
         then).

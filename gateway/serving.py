@@ -4,9 +4,10 @@ acceptance, and the one note of its end.
 A transport makes a `Visit` and a `ValidRequest` of what it got, and writes what a `Serving` gives it.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 from common.broker.limits import Quota
 from common.errors import Overloaded
@@ -23,6 +24,8 @@ from gateway.request_record import RequestRecord
 from gateway.service import Service
 from gateway.spans import RequestSpan
 from gateway.validation import ValidRequest
+
+WrittenT = TypeVar("WrittenT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,12 @@ class Serving:
         self.span.answered(response_id, self.accepted.model.card.model, reasons, answer.usage)
 
 
-@asynccontextmanager
-async def serving(service: Service, visit: Visit, request: ValidRequest) -> AsyncIterator[Serving]:
-    """Let the request in and serve it in the block, whose end releases all it holds.
+async def serve(
+    service: Service, visit: Visit, request: ValidRequest, write: Callable[[Serving], Awaitable[WrittenT]]
+) -> WrittenT:
+    """Let the request in and return what `write` makes of it; then all that it holds has been released.
 
-    Raises what is wrong with it or refuses it, and `DeadlineExceeded` or `Draining` also in the middle of the block.
+    Raises what is wrong with it or refuses it, and `DeadlineExceeded` or `Draining` also in the middle of `write`.
     """
     visit.caller.require(request.model, request.sampling.priority)
     deadline = Deadline(visit.limit_s, visit.arrived_s)
@@ -88,7 +92,7 @@ async def serving(service: Service, visit: Visit, request: ValidRequest) -> Asyn
                 with visit.span.stage(Stage.ADMIT), record.timed(Stage.ADMIT):
                     metering = await held.enter_async_context(service.admission.reserve(visit.claim(request, record)))
                 accepted = await accept(service, request, visit.request, visit.span, deadline, record, metering)
-                yield Serving(service, accepted, record, visit.span)
+                return await write(Serving(service, accepted, record, visit.span))
         except Overloaded as error:
             service.brake.note(flow, visit.limit_s, error)
             raise

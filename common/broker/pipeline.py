@@ -1,8 +1,9 @@
 """One connection to Redis on which commands follow each other without waiting for replies.
 
 redis-py's client takes a connection out of its pool for every command and keeps it until the reply is there: 64 callers
-hold 64 connections. This uses one of its connections through its public methods (`pack_command`, `send_packed_command`,
-`read_response`); protocol, addresses, passwords and TLS are redis-py's.
+hold 64 connections. This uses one of its connections through its public methods (`send_packed_command`,
+`read_response`); replies, addresses, passwords and TLS are redis-py's. Commands are packed by hiredis: the 27 arguments
+of a placement take redis-py 320 calls.
 
 Replies come in the order of their commands, so the reply of a command that was given up is nobody else's.
 """
@@ -12,6 +13,7 @@ import math
 from collections import deque
 from typing import Any, Final
 
+from hiredis import pack_command
 from redis.asyncio import ConnectionPool
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import ResponseError
@@ -97,7 +99,7 @@ class _Link:
 
     async def ask(self, command: tuple[Argument, ...]) -> Any:  # noqa: ANN401 - a reply of the Redis protocol
         """Return the reply. The link must not be lost; whoever is cancelled while Redis takes nothing in ends it."""
-        packed = self._connection.pack_command(*command)
+        packed = pack_command(command)  # type: ignore[arg-type]  # it takes tuples of any length
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._awaited.append(reply)
         try:

@@ -18,7 +18,7 @@ from gateway.deadline import HEADER, limit_of
 from gateway.delivery import deliver
 from gateway.outbox import CAPACITY_BYTES, Outbox
 from gateway.schemas.usage import Timing
-from gateway.serving import Serving, Visit, serving
+from gateway.serving import Serving, Visit, serve
 from gateway.sse import EventStream
 from gateway.validation import ValidRequest
 
@@ -31,8 +31,7 @@ MANY_TOKENS = 1000
 async def answer(http: web.Request, request: ValidRequest, endpoint: Endpoint) -> web.StreamResponse:
     """Serve `request`; errors are raised, also in the middle of a stream (`answer_errors` answers them)."""
     service, visit = http.app[SERVICE], await visit_of(http)
-    async with serving(service, visit, request) as served:
-        return await (_stream if request.form.streams else _whole)(http, served, endpoint)
+    return await serve(service, visit, request, partial(_stream if request.form.streams else _whole, http, endpoint))
 
 
 async def visit_of(http: web.Request) -> Visit:
@@ -48,7 +47,7 @@ async def visit_of(http: web.Request) -> Visit:
     )
 
 
-async def _whole(http: web.Request, served: Serving, endpoint: Endpoint) -> web.StreamResponse:
+async def _whole(http: web.Request, endpoint: Endpoint, served: Serving) -> web.StreamResponse:
     accepted, service, collection = served.accepted, served.service, Collection()
     form, shape = accepted.request.form, _shape(http, accepted, endpoint)
     made = served.answer(collection)
@@ -66,7 +65,7 @@ async def _whole(http: web.Request, served: Serving, endpoint: Endpoint) -> web.
     return encoded_response(body, headers=headers)
 
 
-async def _stream(http: web.Request, served: Serving, endpoint: Endpoint) -> web.StreamResponse:
+async def _stream(http: web.Request, endpoint: Endpoint, served: Serving) -> web.StreamResponse:
     accepted, settings = served.accepted, served.service.settings
     stream = http[EVENT_STREAM] = EventStream(http, settings.write_timeout_s)
     carrier = EventCarrier(stream)

@@ -17,17 +17,20 @@ from gateway.outbox import CAPACITY_BYTES, Outbox
 from gateway.responses.request import in_own_words, parse_response
 from gateway.responses.sinks import StreamedResponse, WholeResponse, event_bytes
 from gateway.responses.writer import ResponseWriter
-from gateway.serving import Serving, serving
+from gateway.serving import Serving, serve
 from gateway.sse import EventStream
 
 
 async def create_response(http: web.Request) -> web.StreamResponse:
     """Answer a conversation of items."""
     asked = await parse_body(http, parse_response)
+
+    async def write(served: Serving) -> web.StreamResponse:
+        writer = ResponseWriter(_response_id(http), asked.fields, served.accepted)
+        return await (_stream if asked.chat.form.streams else _whole)(http, served, writer)
+
     try:
-        async with serving(http.app[SERVICE], await visit_of(http), asked.chat) as served:
-            writer = ResponseWriter(_response_id(http), asked.fields, served.accepted)
-            return await (_stream if asked.chat.form.streams else _whole)(http, served, writer)
+        return await serve(http.app[SERVICE], await visit_of(http), asked.chat, write)
     except InvalidRequest as error:
         raise in_own_words(error) from error
 

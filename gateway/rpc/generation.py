@@ -17,7 +17,7 @@ from gateway.rpc.events import MessageSink, started
 from gateway.rpc.message_carrier import MessageCarrier
 from gateway.rpc.requests import valid_request
 from gateway.service import Service
-from gateway.serving import Visit, serving
+from gateway.serving import Serving, Visit, serve
 from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationServicer
 
@@ -48,7 +48,8 @@ class Generation(GenerationServicer):
             limit_s=_limit_s(context.time_remaining(), settings.deadline_s),
             num_bytes=request.ByteSize(),
         )
-        async with serving(self._service, visit, valid_request(request)) as served:
+
+        async def write(served: Serving) -> None:
             outbox: Outbox[pb.GenerateResponse] = Outbox(settings.ping_interval_s)
             shows_text = request.wants_text or not request.wants_token_ids
             with closing(MessageCarrier(context, settings.write_timeout_s)) as carrier:
@@ -56,6 +57,8 @@ class Generation(GenerationServicer):
                 answer = served.answer(MessageSink(served, outbox, shows_text=shows_text))
                 await deliver(carrier, outbox, answer, settings.max_silence_s)
             served.note_end(answer, call.request)
+
+        await serve(self._service, visit, valid_request(request), write)
 
     async def ListModels(  # noqa: N802 - named by the service
         self,

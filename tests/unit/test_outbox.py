@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.delivery import filling
+from gateway.delivery import Filling
 from gateway.outbox import Outbox
 
 LONG_S = 5.0
@@ -43,7 +43,7 @@ async def test_the_producer_waits_for_a_slow_consumer() -> None:
             if outbox.is_full:
                 await outbox.room()
 
-    async with filling(outbox, produce()) as producing:
+    async with Filling(outbox, produce()) as producing:
         taken: list[int] = []
         while not outbox.is_done or len(taken) < 6:
             assert len(made) <= len(taken) + 2
@@ -70,7 +70,7 @@ async def test_what_the_producer_left_is_taken_before_its_failure_is_told() -> N
         outbox.put(1)
         raise ValueError("broken")
 
-    async with filling(outbox, produce()) as producing:
+    async with Filling(outbox, produce()) as producing:
         assert await outbox.take() == [1]
         assert await outbox.take() == []
         assert outbox.is_done
@@ -89,7 +89,7 @@ async def test_a_producer_ends_with_its_block() -> None:
             is_cancelled.set()
             raise
 
-    async with filling(outbox, produce()):
+    async with Filling(outbox, produce()):
         await asyncio.sleep(0)
     assert is_cancelled.is_set()
 
