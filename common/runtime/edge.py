@@ -9,6 +9,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -35,6 +36,7 @@ from common.runtime.runner import ModelRunner, allocate_pages
 from common.runtime.staging import HostStaging, NoStaging, Staging
 from common.runtime.stall import Verdict, watch_engine
 from common.runtime.standing import Standing, Tallies
+from common.runtime.warm_up import warm_up
 from common.settings.worker import WorkerSettings
 from common.telemetry.endpoint import HealthReport, HealthServer
 from common.telemetry.metrics import WorkerMetrics
@@ -169,7 +171,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         on_event: Callable[[EventT], None],
         on_load: Callable[[], None] = _ignore,
     ) -> None:
-        """Load the weights and start the engine; from then on the worker is ready.
+        """Load the weights, start the engine and let it warm up; from then on the worker is ready, if nothing failed.
 
         `on_load` is called when the engine's load or the worker's health has changed.
         """
@@ -178,13 +180,16 @@ class WorkerEdge(Generic[CommandT, EventT]):
         await asyncio.to_thread(self.grammars.load)
         masks = GrammarMasks(self.grammars)
         runner = ModelRunner(model, pages, self.foundation.layout.block_size, masks)
-        self.engine = engine = EngineThread(make_core(staging), runner, self._engine_niceness())
+        foundation, warm = self.foundation, asyncio.Event()
+        prelude = partial(warm_up, runner, foundation.layout.block_size, foundation.max_context)
+        self.engine = engine = EngineThread(make_core(staging), runner, self._engine_niceness(), prelude)
 
         def take_verdict(verdict: Verdict) -> None:
             self._note_verdict(verdict)
             on_load()
 
         def take_report(report: StepReport[EventT]) -> None:
+            warm.set()
             try:
                 for event in report.events:
                     on_event(event)
@@ -195,11 +200,20 @@ class WorkerEdge(Generic[CommandT, EventT]):
                 self._note_crash(error)
 
         engine.start(asyncio.get_running_loop(), take_report, self._note_crash)
+        if not await self._comes_before_a_crash(warm):
+            return
         watch = watch_engine(lambda: engine.progress, self.settings.stall_s, self.clock.now, take_verdict)
         self.spawn(watch, "stall watch")
         settle()  # a look at all that the tensor library consists of stops engine and event loop for half a second
         self._standing.phase = WorkerHealth.READY
         self.touch()
+
+    async def _comes_before_a_crash(self, event: asyncio.Event) -> bool:
+        waiting = asyncio.ensure_future(event.wait())
+        futures: set[asyncio.Future[Any]] = {waiting, self.crashed}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return not self.crashed.done()
 
     def submit(self, command: CommandT) -> None:
         """Give the engine a command; before it runs there is nothing to command."""

@@ -102,20 +102,33 @@ ENGINE_THREAD = "engine"
 _NOTHING = StepResult(tokens={})
 
 
+def _nothing() -> None:
+    """Begin without further ado."""
+
+
 class EngineThread(Generic[CommandT, EventT]):
     """Runs a core until stopped. Commands are obeyed between steps, in order.
 
     Reports arrive on the loop that called `start`. If a step raises, `on_crash` is called there and the thread ends:
     what the device holds then is unknown, so the process should leave.
 
+    The thread begins with `warm_up`; the first report comes behind that.
+
     By `niceness` it lets others go first that want its core, its process's own event loop among them; so do the threads
     that a step is spread over, as they are started by its first one.
     """
 
-    def __init__(self, core: Core[CommandT, EventT], runner: Runner, niceness: int = 0) -> None:
+    def __init__(
+        self,
+        core: Core[CommandT, EventT],
+        runner: Runner,
+        niceness: int = 0,
+        warm_up: Callable[[], None] = _nothing,
+    ) -> None:
         self._core = core
         self._runner = runner
         self._niceness = niceness
+        self._warm_up = warm_up
         self._commands: queue.SimpleQueue[CommandT | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._num_steps = 0
@@ -142,6 +155,7 @@ class EngineThread(Generic[CommandT, EventT]):
         def work() -> None:
             let_others_go_first(self._niceness)
             try:
+                self._warm_up()
                 self._work(lambda report: _call_soon(loop, on_report, report))
             except BaseException as error:  # root of a thread: handed to the loop
                 logger.exception("the engine thread failed")

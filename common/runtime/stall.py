@@ -1,7 +1,8 @@
 """Does the engine of a worker get on with the work it has? Owned by the worker's event loop.
 
 An engine that is busy and completes nothing for `stall_s` is stalled: its work moves to other workers, and new work
-does not come. If it stays so for `HOPELESS_FACTOR` times as long, nothing but a fresh process will help.
+does not come. If it stays so for `HOPELESS_FACTOR` times as long, nothing but a fresh process will help. Its very first
+steps, which may be slow for once, are not judged (`common/runtime/warm_up.py`).
 """
 
 import asyncio

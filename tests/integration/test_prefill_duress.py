@@ -1,6 +1,7 @@
 """A prefill worker under duress: a wedged engine, a pause, authors that do not answer, cancels in bulk, and a drain."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 import pytest
 
 import prefill_worker.intake
-from common.messages.registry import WorkerHealth, WorkerLoad, WorkerState
+from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerState
+from common.runtime import edge
+from common.runtime.warm_up import warm_up
 from prefill_worker.worker import MAX_RUNNING, PrefillWorker
 from proto import worker_pb2 as pb
 from tests.support.broker_records import FINGERPRINT
@@ -90,6 +93,45 @@ async def run_on(node: Node[PrefillWorker], duration_s: float) -> None:
     """Let the worker run so long by its own clock."""
     until_s = node.edge.clock.now() + duration_s
     await until(lambda: node.edge.clock.now() > until_s, "time has passed", PATIENCE_S)
+
+
+class TestWarmUp:
+    async def test_slow_first_steps_are_no_stall_and_come_before_readiness(
+        self, fabric: Fabric, author: ScriptedAuthor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        has_begun, may_go_on = threading.Event(), threading.Event()
+
+        def warm_up_slowly(*arguments: Any) -> None:
+            has_begun.set()
+            assert may_go_on.wait(PATIENCE_S)
+            warm_up(*arguments)
+
+        monkeypatch.setattr(edge, "warm_up", warm_up_slowly)
+        starting = asyncio.create_task(fabric.prefill(stall_s=0.05))
+        await until(has_begun.is_set, "the first step has begun", PATIENCE_S)
+        await run_on(fabric.nodes[0], 1.0)  # for longer than any engine with work may stand still
+        assert not fabric.nodes[0].edge.is_stalled
+        assert not fabric.nodes[0].task.done()
+        states = await fabric.broker.registry.workers()
+        assert [state.load.health for state in states if state.record.role is Role.PREFILL] == [WorkerHealth.LOADING]
+        assert not starting.done()
+        may_go_on.set()
+        node = await starting
+        await author.publish("r", PROMPT)
+        assert (await author.committed()).token == answer(PROMPT, 1)[0]
+        assert node.edge.load.num_steps == len(node.valve.spans)  # what warmed it up is nobody's
+
+    async def test_a_worker_whose_first_steps_fail_is_never_ready(
+        self, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(edge, "warm_up", fail)
+        with pytest.raises(AssertionError):  # the process has ended
+            await fabric.prefill()
+        assert fabric.nodes[0].task.result() == 1
+        assert fabric.nodes[0].edge.health is not WorkerHealth.READY
 
 
 class TestStall:

@@ -11,6 +11,14 @@ PLACEMENT = "tests/contract/test_broker_placement.py"
 
 PLANTS = (
     Plant(
+        name="ready-before-warm",
+        rule="An engine's first steps come before the worker is ready, and are not judged by how long they take.",
+        file="common/runtime/edge.py",
+        text="        if not await self._comes_before_a_crash(warm):\n",
+        replacement="        if False:\n",
+        tests=(f"{PREFILL}::TestWarmUp::test_slow_first_steps_are_no_stall_and_come_before_readiness",),
+    ),
+    Plant(
         name="frames-without-bound",
         rule="Events that are large do not share a frame: one that is too large would end the feed of a whole worker.",
         file="common/runtime/feeds.py",
