@@ -17,6 +17,7 @@ export TORCH ?= cpu
 export TORCH_INDEX_URL ?=
 
 BIN := .venv/bin
+KERNEL_SOURCES := $(wildcard kernels/*/*.h kernels/*/*.cpp) kernels/native/compiler.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps
 PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
@@ -30,9 +31,13 @@ help: ## list these targets
 
 ## ---- set up --------------------------------------------------------------------------------------------------------
 
-setup: .venv/.runtime .venv/.project ## create .venv with the pinned packages and the command .venv/bin/tandem
+setup: .venv/.runtime .venv/.project .venv/.kernels ## create .venv with the pinned packages and the command .venv/bin/tandem
 
-setup-dev: .venv/.dev .venv/.project
+setup-dev: .venv/.dev .venv/.project .venv/.kernels
+
+.PHONY: kernels
+kernels: .venv/.created ## compile the native CPU kernels for this machine
+	@$(BIN)/python -m kernels.native.compiler
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
@@ -58,6 +63,10 @@ setup-dev: .venv/.dev .venv/.project
 .venv/.project: pyproject.toml .venv/.runtime
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
+
+# Without a compiler one line says so, every time until there is one, and workers compute with torch.
+.venv/.kernels: $(KERNEL_SOURCES) .venv/.created
+	@if $(BIN)/python -m kernels.native.compiler >/dev/null; then touch $@; fi
 
 ## ---- run -----------------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """What the workers of one model are told about the model, the KV cache and the batch; `tandem up` takes the same."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.errors import InvalidSetting
 from common.settings.process import ProcessSettings
-from common.settings.readers import auto, boolean, integer, number, power_of_two, size_bytes, text
+from common.settings.readers import auto, boolean, integer, number, path, power_of_two, size_bytes, text
 from common.settings.setting import setting
 
 DEFAULT_MODEL = "smollm2"
@@ -12,6 +13,7 @@ TRANSFERS = ("auto", "shm", "tcp")
 DTYPES = ("auto", "bfloat16", "float32")
 DISAGGREGATIONS = ("auto", "always", "never")
 DEVICES = ("auto", "cpu", "cuda")
+KERNELS = ("auto", "native", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +23,22 @@ class EngineSettings(ProcessSettings):
     model: str = setting(DEFAULT_MODEL, "a GGUF file, a Hugging Face directory, or the name of a bundled model", text)
     served_name: str | None = setting(None, "name that clients use; auto: taken from --model", auto(text))
     device: str = setting("auto", "where the model runs", text, choices=DEVICES)
+    kernels: str = setting(
+        "auto",
+        "what computes on CPUs; native: compiled kernels; torch: torch's operators; auto: native where they are built",
+        text,
+        choices=KERNELS,
+    )
     dtype: str = setting(
         "auto",
         "type of weights and KV cache; auto: bfloat16 where the hardware computes in it, else float32",
         text,
         choices=DTYPES,
+    )
+    weights_dir: Path | None = setting(
+        None,
+        "folder in memory where workers of a host share one copy of the weights (native kernels); auto: /dev/shm",
+        auto(path),
     )
     transfer: str = setting("auto", "way of pages between workers; auto: shm on one host", text, choices=TRANSFERS)
     block_size: int = setting(16, "tokens in a block of the KV cache, a power of two", power_of_two(1, 1024))

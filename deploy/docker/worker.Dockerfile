@@ -7,6 +7,8 @@ FROM ${PYTHON_IMAGE} AS build
 ARG TORCH=cpu
 ARG TORCH_INDEX_URL=
 WORKDIR /src
+# Compiles the native kernels; nothing of it comes into the image.
+RUN command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends g++; }
 RUN python3 -m venv /opt/tandem
 COPY requirements.lock ./
 COPY deploy/install_torch.py deploy/
@@ -15,6 +17,9 @@ RUN PIP_NO_CACHE_DIR=1 /opt/tandem/bin/python deploy/install_torch.py
 RUN /opt/tandem/bin/pip install --no-cache-dir --no-deps -r requirements.lock
 COPY . .
 RUN /opt/tandem/bin/pip install --no-cache-dir --no-deps .
+# For every instruction set: the image runs on other machines than the one that builds it. Not in /src: the installed
+# sources are meant.
+RUN cd / && /opt/tandem/bin/python -m kernels.native.compiler --all
 
 FROM ${PYTHON_IMAGE}
 # The folder is a mount point for the sockets over which workers of one host pass their page memory to each other.

@@ -62,7 +62,7 @@ class CompilationFailed(Exception):
 
 def runnable_sets() -> tuple[InstructionSet, ...]:
     """Return the instruction sets that this machine can run, best first; none on other architectures than x86-64."""
-    if platform.machine() != "x86_64" or sys.platform != "linux":
+    if not _is_made_for_this_system():
         return ()
     flags = _cpu_flags(Path("/proc/cpuinfo"))
     return tuple(isa for isa in INSTRUCTION_SETS if isa.cpu_flags <= flags)
@@ -127,6 +127,10 @@ def _run(command: list[str]) -> None:
         raise CompilationFailed(f"{' '.join(command)} failed:\n{done.stderr}")
 
 
+def _is_made_for_this_system() -> bool:
+    return platform.machine() == "x86_64" and sys.platform == "linux"
+
+
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
     for line in cpuinfo.read_text().splitlines():
         name, _, value = line.partition(":")
@@ -139,7 +143,8 @@ def main() -> int:
     """Build and print one line per library; 0 if all wanted are there."""
     parser = argparse.ArgumentParser(prog="python -m kernels.native.compiler", description=main.__doc__)
     parser.add_argument("--all", action="store_true", help="every instruction set, not only what this machine runs")
-    wanted = INSTRUCTION_SETS if parser.parse_args().all else runnable_sets()
+    is_for_all = parser.parse_args().all and _is_made_for_this_system()
+    wanted = INSTRUCTION_SETS if is_for_all else runnable_sets()
     if not wanted:
         sys.stderr.write("Native kernels need x86-64 with AVX2; workers will compute with torch\n")
         return 0

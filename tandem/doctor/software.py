@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import ModelUnusable
+from common.model.kernel_choice import built_instruction_set, why_not_native
 from common.model.locate import locate_model
 from common.settings.engine import DEFAULT_MODEL
 from tandem.cluster.redis_binary import ADVICE, RedisBinary, find_redis, version_of
@@ -21,7 +22,7 @@ OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 WORKER_PACKAGES = ("torch", "transformers", "safetensors", "gguf", "numpy")
 WORKER_ADVICE = "workers need it: pip install 'tandem[worker]'"
-COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("g++", "clang++")
 
 
 def look_at_software() -> Iterator[Finding]:
@@ -30,7 +31,8 @@ def look_at_software() -> Iterator[Finding]:
     for package in WORKER_PACKAGES:
         yield found(package, _version(package), WORKER_ADVICE, is_required=True)
     yield found("triton", _version("triton"), "GPU kernels need it")
-    yield found("compiler", _compiler(), "native helpers for the CPU are built with one; without it they are slower")
+    yield found("compiler", _compiler(), "the native kernels for the CPU are built with one")
+    yield found("native kernels", built_instruction_set(), f"workers compute with torch, slower: {why_not_native()}")
     redis = find_redis()
     described = None if redis is None else f"{version_of(redis)} ({_shown_path(redis)}, from {redis.origin})"
     yield found("redis", described, ADVICE, is_required=True)
