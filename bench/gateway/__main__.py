@@ -17,9 +17,10 @@ from pathlib import Path
 
 import uvloop
 
+from bench.environments import NotInstalled
 from bench.gateway.client import BrokenAnswer
 from bench.gateway.pacing import Pacer
-from bench.gateway.peers import PEERS, NotInstalled, Peer
+from bench.gateway.peers import PEERS, Peer
 from bench.gateway.processes import LOOK_S, Cores, Measured, NotStarted, pin, running, until_answered
 from bench.gateway.report import DIRECT, GATEWAY, print_tables, tell_progress, write_json
 from bench.gateway.script import Script, make_script

@@ -66,6 +66,11 @@ class Connection(asyncio.Protocol):
         """What has come of the answer so far."""
         return b"".join(self._chunks)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked again."""
+        return not self._transport.is_closing()
+
     def close(self) -> None:
         """Hang up."""
         self._transport.close()
@@ -204,7 +209,9 @@ def _content_of(event: bytes) -> str | None:
     if "error" in chunk:
         raise BrokenAnswer(f"an error: {event!r}")
     choices = chunk["choices"]
-    return choices[0]["delta"].get("content") or "" if choices else ""
+    if not choices:
+        return ""
+    return choices[0].get("text") or choices[0].get("delta", {}).get("content") or ""
 
 
 def _unchunked(body: bytes) -> bytes:

@@ -1,21 +1,13 @@
 """The routers that the gateway stands beside: pinned versions, each in a virtual environment of its own."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.environments import environment
 from bench.gateway.script import MODEL
 from tandem.cluster.ports import free_port
-
-CACHE = Path(__file__).parents[2] / ".bench"
-TOLD_OF_PIP = 500
-
-
-class NotInstalled(Exception):
-    """A peer cannot be had on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +28,8 @@ class Peer:
 
     def install(self) -> Path:
         """Return its program, installed if it was not there; raises `NotInstalled`."""
-        folder = CACHE / f"{self.name}-{self.version}"
-        program = folder / "bin" / self.program
-        if (folder / "installed").exists():
-            return program
-        try:
-            _run([sys.executable, "-m", "venv", str(folder)])
-            _run([str(folder / "bin" / "pip"), "install", "-q", f"{self.name}{self.extras}=={self.version}"])
-        except (OSError, subprocess.CalledProcessError) as error:
-            output = getattr(error, "stderr", None) or str(error)
-            raise NotInstalled(f"{self.label} is not measured: {output.strip()[-TOLD_OF_PIP:]}") from error
-        (folder / "installed").touch()
-        return program
-
-
-def _run(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+        folder = environment(self.label, f"{self.name}-{self.version}", [f"{self.name}{self.extras}=={self.version}"])
+        return folder / "bin" / self.program
 
 
 def _vllm_router(port: int, upstream: int, _folder: Path) -> Sequence[str]:

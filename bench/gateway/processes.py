@@ -88,9 +88,9 @@ async def running(
             await asyncio.to_thread(process.wait)
 
 
-async def until_answered(port: int, path: str, pid: int, log: Path) -> None:
+async def until_answered(port: int, path: str, pid: int, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:
     """Return when a GET is answered with 200; raises `NotStarted` with the end of the log if that does not come."""
-    give_up_at = time.monotonic() + START_TIMEOUT_S
+    give_up_at = time.monotonic() + timeout_s
     while time.monotonic() < give_up_at and _is_alive(pid):
         if await _status(port, path) == b"200":
             return

@@ -1,10 +1,7 @@
 """The figures side by side: medians over the rounds, and how the gateway compares."""
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gateway.workloads import Sizes, Target
+from bench.machine import commit, machine
 
 DIRECT = "no router"
 GATEWAY = "tandem"
@@ -108,14 +106,8 @@ def goal_lines(targets: Sequence[Target]) -> list[str]:
 def write_json(path: Path, targets: Sequence[Target], sizes: Sizes, notes: Sequence[str]) -> None:
     """Write all figures of all rounds, with the machine and the commit."""
     written = {
-        "commit": _commit(),
-        "machine": {
-            "cpu": _cpu_model(),
-            "cores": os.cpu_count(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        },
+        "commit": commit(),
+        "machine": machine(),
         "sizes": asdict(sizes),
         "targets": {target.label: target.figures for target in targets},
         "goals": goal_lines(targets),
@@ -145,19 +137,3 @@ def _shown(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
