@@ -8,7 +8,7 @@ way out the pulls are stopped before the pages are let go, we delete the task as
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
@@ -68,8 +68,11 @@ class Receiver:
         witness: Witness,
         clock: Callable[[], float],
         doubt: Callable[[], None],
+        is_claimer_gone: Callable[[EntryId], Awaitable[bool]],
     ) -> None:
-        """`clock` (seconds) measures the patience with others; `doubt` is called when one of them cannot be reached."""
+        """`clock` (seconds) measures the patience with others; `doubt` is called when one of them cannot be reached;
+        `is_claimer_gone` tells whether a task has been claimed by somebody who has died since.
+        """
         self._author = author
         self._tasks = tasks
         self._peers = peers
@@ -81,6 +84,7 @@ class Receiver:
         self._witness = witness
         self._clock = clock
         self._doubt = doubt
+        self._is_claimer_gone = is_claimer_gone
         self._receptions: dict[PlacementKey, Reception] = {}
         """By placement: the choice that leads is received, and if it is cancelled alone, no other one."""
         self._running: set[asyncio.Task[None]] = set()
@@ -207,9 +211,9 @@ class Receiver:
         attempt = reception.begin(number)
         publishing = asyncio.create_task(self._tasks.publish(self._task(reception.key, live, num_tokens, number)))
         try:
-            await asyncio.shield(publishing)  # when we are cancelled now, we still need to know what to delete
+            entry = await asyncio.shield(publishing)  # when we are cancelled now, we still need to know what to delete
             self._witness.tried()
-            await self._await_binding(attempt)
+            await self._await_binding(attempt, entry)
             commit = await asyncio.shield(attempt.outcome)  # our cancellation must not cancel what others set
             self._witness.handed_over(live, attempt)
             return commit
@@ -225,7 +229,7 @@ class Receiver:
         finally:
             await uninterrupted(self._end(reception.key, attempt, publishing))
 
-    async def _await_binding(self, attempt: Attempt) -> None:
+    async def _await_binding(self, attempt: Attempt, entry: EntryId) -> None:
         deadline = self._clock() + BIND_TIMEOUT_S
         while not attempt.bound.is_set():
             if self._clock() > deadline:
@@ -235,8 +239,9 @@ class Receiver:
             try:
                 async with asyncio.timeout(PEER_CHECK_S):
                     await attempt.bound.wait()
-            except TimeoutError:
-                continue  # look at the peers again
+            except TimeoutError:  # look at the others again
+                if await self._is_claimer_gone(entry) and not attempt.bound.is_set():
+                    raise AttemptLost(TryLoss.UNBOUND, "who had claimed the task is gone") from None
 
     async def _end(self, key: SequenceKey, attempt: Attempt, publishing: asyncio.Task[EntryId]) -> None:
         """End a try. The others hear of it at once, however long the last copy takes to stop."""

@@ -171,21 +171,21 @@ class Leases:
         now = self._clock()
         is_gone = self._is_gone(source, error, now)
         for attempt in held:
-            if is_gone or (attempt.unreachable and _is_refusal(error)):
+            if is_gone or (attempt.unreachable and is_refusal(error)):
                 attempt.lose(TryLoss.DIED, f"nobody is left there: {error}")
             if attempt.renewed_at <= now - self._lease_s * GIVE_UP_SHARE:
                 attempt.lose(TryLoss.SILENT, f"the prefill worker does not answer: {error}")
 
     def _is_gone(self, source: WorkerRecord, error: PeerError, now: float) -> bool:
         """Whether nobody listens at the holder's address, and the registry agrees or it has been so for a while."""
-        if not _is_refusal(error):
+        if not is_refusal(error):
             self._refusing.pop(source.epoch, None)
             return False
         since = self._refusing.setdefault(source.epoch, now)
         return not self._is_listed(source) or now - since >= self._lease_s * REFUSED_SHARE
 
 
-def _is_refusal(error: PeerError) -> bool:
+def is_refusal(error: PeerError) -> bool:
     """Whether nobody listens there as far as gRPC knows: the connection was refused or reset, and so the next one."""
     cause = error.__cause__
     return isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNAVAILABLE

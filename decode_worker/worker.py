@@ -19,6 +19,7 @@ from common.scheduling.emission import Emission
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, TransferMode
+from decode_worker.claimers import Claimers
 from decode_worker.core import Begun, Command, DecodeCore, Displaced, Event, LetGo, Refused, Reserved, Unstarted
 from decode_worker.emitter import Emitter
 from decode_worker.fetcher import Fetcher
@@ -63,6 +64,9 @@ class DecodeWorker:
             self._witness,
             edge.clock.now,
             self._probe,
+            Claimers(
+                tasks, edge.peers, edge.channels, edge.worker, foundation.epoch, settings.lease_s, edge.clock.now
+            ).is_gone,
         )
         edge.tallies = self._tally
         self._journal = PrefixJournal()

@@ -13,6 +13,7 @@ from common.messages.job import PrefillTask
 
 @dataclass(slots=True)
 class _Claim:
+    claimer: tuple[WorkerId, Epoch]
     since_s: float
     num_deliveries: int
 
@@ -43,11 +44,17 @@ class MemoryTaskQueue:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + block_s
         while True:
-            delivery = self._take_oldest()
+            delivery = self._take_oldest((worker, epoch))
             left_s = deadline_s - loop.time()
             if delivery is not None or left_s <= 0:
                 return delivery
             await self._bell.wait(left_s)  # rings for all who wait; one of them finds the task
+
+    async def claimer(self, entry: EntryId) -> tuple[WorkerId, Epoch] | None:
+        """Return who has claimed a task that is still there, or None if nobody has."""
+        self._expire()
+        claim = self._claims.get(entry)
+        return None if claim is None else claim.claimer
 
     async def delete(self, entry: EntryId) -> None:
         """Acknowledge and delete a task; nothing happens if it is gone."""
@@ -65,7 +72,7 @@ class MemoryTaskQueue:
             if claim.num_deliveries >= self._policy.max_deliveries:
                 self._remove(entry)
                 continue
-            self._claims[entry] = _Claim(now_s, claim.num_deliveries + 1)
+            self._claims[entry] = _Claim((worker, epoch), now_s, claim.num_deliveries + 1)
             deliveries.append(Delivery(entry, task))
         return deliveries
 
@@ -74,12 +81,12 @@ class MemoryTaskQueue:
         self._expire()
         return len(self._stream)
 
-    def _take_oldest(self) -> Delivery | None:
+    def _take_oldest(self, claimer: tuple[WorkerId, Epoch]) -> Delivery | None:
         self._expire()
         for entry in self._stream:
             task = self._stream.get(entry)
             if task is not None and entry not in self._claims:
-                self._claims[entry] = _Claim(self._clock(), 1)
+                self._claims[entry] = _Claim(claimer, self._clock(), 1)
                 return Delivery(entry, task)
         return None
 

@@ -174,14 +174,14 @@ class TaskQueue(Protocol):
     async def claim(self, worker: WorkerId, epoch: Epoch, block_s: float) -> Delivery | None:
         """Take the oldest unclaimed task, waiting up to `block_s`."""
 
+    async def claimer(self, entry: EntryId) -> tuple[WorkerId, Epoch] | None:
+        """Return who has claimed a task that is still there, or None if nobody has."""
+
     async def delete(self, entry: EntryId) -> None:
         """Acknowledge and delete a task in one step: only its author does this, or a claimer whose author is gone."""
 
     async def abandoned(self, worker: WorkerId, epoch: Epoch, min_idle_s: float) -> list[Delivery]:
         """Take over tasks that were claimed by anybody longer ago than `min_idle_s`."""
-
-    async def num_tasks(self) -> int:
-        """Return how many tasks stand in the stream, claimed ones included."""
 
 
 class NoticeBoard(Protocol):

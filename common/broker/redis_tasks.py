@@ -62,6 +62,14 @@ class RedisTaskQueue:
             if deliveries:
                 return deliveries[0]
 
+    async def claimer(self, entry: EntryId) -> tuple[WorkerId, Epoch] | None:
+        """Return who has claimed a task that is still there, or None if nobody has."""
+        consumer = await self._connection.run(scripts.CLAIMER, (self._stream,), entry)
+        if consumer is None:
+            return None
+        worker, _, epoch = consumer.decode().rpartition(":")
+        return WorkerId(worker), Epoch(int(epoch))
+
     async def delete(self, entry: EntryId) -> None:
         """Acknowledge and delete a task in one step; nothing happens if it is gone."""
         await self._connection.run(scripts.RETIRE_TASK, (self._stream,), entry)

@@ -3,6 +3,7 @@
 import asyncio
 
 from common.broker.policy import BrokerPolicy
+from common.messages.ids import EntryId
 from tests.support.broker_harness import LONG_S, Broker, Harness
 from tests.support.broker_records import FINGERPRINT, P0, P1, make_task
 
@@ -20,6 +21,26 @@ class TestTasks:
         await tasks.delete(entry)
         assert await tasks.num_tasks() == 0
         assert await tasks.abandoned(*P1, 0.0) == []
+
+    async def test_who_has_claimed_a_task_is_known_until_it_is_deleted(self, broker: Broker) -> None:
+        tasks = broker.tasks(FINGERPRINT)
+        assert await tasks.claimer(EntryId("1-1")) is None  # nobody has published anything
+        first, second = [await tasks.publish(make_task(request)) for request in "ab"]
+        assert await tasks.claimer(first) is None
+        await tasks.claim(*P0, 0.0)
+        assert await tasks.claimer(first) == P0
+        assert await tasks.claimer(second) is None
+        await tasks.claim(*P1, 0.0)
+        assert [await tasks.claimer(entry) for entry in (first, second)] == [P0, P1]
+        await tasks.delete(first)
+        assert [await tasks.claimer(entry) for entry in (first, second)] == [None, P1]
+
+    async def test_who_takes_over_a_task_has_claimed_it(self, broker: Broker) -> None:
+        tasks = broker.tasks(FINGERPRINT)
+        entry = await tasks.publish(make_task("a"))
+        await tasks.claim(*P0, 0.0)
+        await tasks.abandoned(*P1, 0.0)
+        assert await tasks.claimer(entry) == P1
 
     async def test_tasks_are_claimed_oldest_first(self, broker: Broker) -> None:
         tasks = broker.tasks(FINGERPRINT)

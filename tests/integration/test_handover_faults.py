@@ -11,6 +11,7 @@ from common.errors import BrokerUnavailable
 from common.messages.ids import EntryId, Epoch
 from common.messages.job import PrefillTask
 from common.messages.registry import WorkerHealth, WorkerLoad
+from proto import worker_pb2 as pb
 from tests.support.broker_records import FINGERPRINT
 from tests.support.feed_client import Answer, FeedClient, make_job
 from tests.support.polling import until
@@ -95,6 +96,59 @@ async def test_a_task_that_nobody_binds_is_published_again_and_then_kept(
     await client.place(make_job("r", PROMPT), decode.record)
     assert (await client.answer("r")).tokens == TOKENS
     assert published == [(1, 1), (2, 1)]  # the older one is deleted
+    await fabric.until_idle()
+
+
+@pytest.fixture
+async def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow claimer is waited for, however long it takes."""
+    monkeypatch.setattr(decode_worker.receiver, "BIND_TIMEOUT_S", 600.0)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_task_whose_claimer_has_died_is_published_again_at_once(
+    fabric: Fabric, scripted: ScriptedPrefill
+) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    await scripted.claim()
+    heir = await fabric.prefill()
+    await fabric.broker.registry.leave(scripted.record.worker, scripted.record.epoch)
+    assert (await client.answer("r")).tokens == TOKENS
+    assert heir.valve.computed("r")
+    await fabric.until_idle()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_claimer_that_nobody_listens_for_any_more_is_dead_before_the_registry_knows(
+    fabric: Fabric, scripted: ScriptedPrefill
+) -> None:
+    decode = await fabric.decode(lease_s=SHORT_LEASE_S)
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    await scripted.claim()
+    heir = await fabric.prefill()
+    await scripted.stop_listening()
+    assert (await client.answer("r")).tokens == TOKENS
+    assert heir.valve.computed("r")
+    assert scripted.record in [state.record for state in await fabric.broker.registry.workers()]
+    await fabric.until_idle()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_claimer_that_lives_has_its_time(fabric: Fabric, scripted: ScriptedPrefill) -> None:
+    decode = await fabric.decode()
+    client = await fabric.client(decode.record)
+    await client.place(make_job("r", PROMPT), decode.record)
+    task = (await scripted.claim()).task
+    await until(lambda: scripted.num_renewals > 2, "it was asked whether it lives")
+    assert await fabric.num_tasks() == 1
+    assert (await scripted.bind(decode.record, binding_of(task))).verdict == pb.VERDICT_GO
+    await scripted.commit(decode.record, binding_of(task), failure="nan")
+    heir = await fabric.prefill()
+    assert (await client.answer("r")).tokens == TOKENS
+    assert heir.valve.computed("r")
     await fabric.until_idle()
 
 

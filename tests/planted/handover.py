@@ -16,6 +16,22 @@ CORE = "tests/unit/test_decode_core.py"
 
 PLANTS = (
     Plant(
+        name="claimer-that-died",
+        rule="A task whose claimer has died before it bound is published again at once.",
+        file="decode_worker/receiver.py",
+        text="                if await self._is_claimer_gone(entry) and not attempt.bound.is_set():\n",
+        replacement="                if False:\n",
+        tests=(f"{FAULTS}::test_a_task_whose_claimer_has_died_is_published_again_at_once",),
+    ),
+    Plant(
+        name="claimer-that-lives",
+        rule="A claimer that answers, or may have registered a moment ago, keeps its task.",
+        file="decode_worker/claimers.py",
+        text="        return reply.epoch != record.epoch\n",
+        replacement="        return True\n",
+        tests=(f"{FAULTS}::test_a_claimer_that_lives_has_its_time",),
+    ),
+    Plant(
         name="task-of-no-vocabulary",
         rule="A prefill worker computes nothing that its model does not have.",
         file="prefill_worker/intake.py",

@@ -20,6 +20,13 @@ LONG_S = 20.0
 """Blocking reads of tests are woken, never timed out, and a slow command is no failure of the broker."""
 
 
+class CountedTasks(TaskQueue, Protocol):
+    """Tasks that can be counted, as `tandem status` does."""
+
+    async def num_tasks(self) -> int:
+        """Return how many tasks stand in the stream, claimed ones included."""
+
+
 class Broker(Protocol):
     """What both implementations offer."""
 
@@ -39,7 +46,7 @@ class Broker(Protocol):
     def index(self) -> ModelIndex:
         """Models of the cluster."""
 
-    def tasks(self, fingerprint: Fingerprint) -> TaskQueue:
+    def tasks(self, fingerprint: Fingerprint) -> CountedTasks:
         """Prefill tasks."""
 
 
