@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.native.library import native_library
+from kernels.sampling import native
 from kernels.sampling.candidates import best_ids
 
 
@@ -26,6 +28,14 @@ def row_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> R
     """
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.shape[0] == len(tokens), (logits.shape, len(tokens))
+    library = native_library() if logits.is_cpu else None
+    if library is None:
+        return row_logprobs_by_torch(logits, tokens, num_top)
+    return RowLogprobs(*native.logprobs(library, logits, tokens, min(num_top, logits.shape[1])))
+
+
+def row_logprobs_by_torch(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> RowLogprobs:
+    """Return what `row_logprobs` returns, on any device."""
     maxima = logits.amax(dim=-1, keepdim=True)
     # Summed in fp64: the terms of 49,152 tokens are far apart in size.
     log_sums = (logits - maxima).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64).log_()

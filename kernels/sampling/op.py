@@ -1,4 +1,4 @@
-"""Launcher of sampling. Every device runs torch's operators today; `triton.py` is chosen here for CUDA.
+"""Launcher of sampling: the native kernel for logits in the CPU's memory where it is built, else torch's operators.
 
 A row's token depends on nothing but its own logits, parameters, history and position: rows are reduced one by one in
 fp64, and randomness is a function of (seed, choice, position).
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.native.library import Library, native_library
+from kernels.sampling import native
 from kernels.sampling.candidates import candidates
 from kernels.sampling.greedy import best_tokens
 from kernels.sampling.logits import adjust_logits
@@ -26,6 +28,9 @@ class NoToken(enum.Enum):
     """The model's logits are good, but what the row demands leaves no token."""
 
 
+_NO_TOKENS = {native.INVALID: NoToken.INVALID, native.VIOLATED: NoToken.VIOLATED}
+
+
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | NoToken]:
     """Return one token per row of `logits` [num_rows, vocab] fp32, which stays as it is.
 
@@ -36,6 +41,22 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | NoTo
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     if not rows:
         return []
+    library = native_library() if logits.is_cpu else None
+    if library is None:
+        return sample_by_torch(logits, rows)
+    return sample_natively(library, logits, rows)
+
+
+def sample_natively(
+    library: Library, logits: torch.Tensor, rows: Sequence[SamplingRow], num_threads: int | None = None
+) -> list[int | NoToken]:
+    """Return what `sample` returns, for logits in the CPU's memory; `num_threads` None: as many as torch uses."""
+    tokens = native.choose(library, logits, rows, num_threads)
+    return [_NO_TOKENS.get(token, token) for token in tokens]
+
+
+def sample_by_torch(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | NoToken]:
+    """Return what `sample` returns, on any device."""
     adjusted = adjust_logits(logits, rows)
     maxima, best = best_tokens(adjusted)
     raw_maxima = maxima if adjusted is logits else logits.amax(dim=-1)

@@ -8,6 +8,7 @@ stop-id-outside-the-vocabulary.
 import math
 
 import msgspec
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from common.messages.sampling import SamplingParams
 from kernels.sampling import reference
 from kernels.sampling.logits import adjust_logits
-from kernels.sampling.op import NoToken, sample
+from kernels.sampling.op import NoToken
 from kernels.sampling.row import SamplingRow
+from tests.support.samplers import SAMPLERS, Sampler
 
 VOCAB = 40
 
@@ -55,8 +57,11 @@ def sampling_rows(draw: st.DrawFn) -> tuple[SamplingRow, list[float]]:
     return row, draw(st.lists(levels, min_size=VOCAB, max_size=VOCAB))
 
 
-@given(st.lists(sampling_rows(), min_size=1, max_size=4))
-def test_a_token_is_one_that_the_reference_may_draw(batch: list[tuple[SamplingRow, list[float]]]) -> None:
+@pytest.mark.parametrize("sample", SAMPLERS)
+@given(batch=st.lists(sampling_rows(), min_size=1, max_size=4))
+def test_a_token_is_one_that_the_reference_may_draw(
+    sample: Sampler, batch: list[tuple[SamplingRow, list[float]]]
+) -> None:
     rows = [row for row, _ in batch]
     logits = torch.tensor([values for _, values in batch])
     before = logits.clone()
@@ -75,8 +80,9 @@ def test_a_token_is_one_that_the_reference_may_draw(batch: list[tuple[SamplingRo
             assert reference.probabilities(adjusted, row.controls)[token] > 0.0
 
 
-@given(st.lists(sampling_rows(), min_size=2, max_size=4))
-def test_neighbours_change_nothing(batch: list[tuple[SamplingRow, list[float]]]) -> None:
+@pytest.mark.parametrize("sample", SAMPLERS)
+@given(batch=st.lists(sampling_rows(), min_size=2, max_size=4))
+def test_neighbours_change_nothing(sample: Sampler, batch: list[tuple[SamplingRow, list[float]]]) -> None:
     rows = [row for row, _ in batch]
     logits = torch.tensor([values for _, values in batch])
     together = adjust_logits(logits, rows)

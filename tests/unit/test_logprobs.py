@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from common.messages.logprobs import TokenLogprobs
+from common.runtime import scoring
 from common.runtime.scoring import token_logprobs
 from kernels.sampling import reference
+from tests.support.samplers import SCORERS
 
 VOCAB = 1000
+
+
+@pytest.fixture(autouse=True, params=SCORERS)
+def every_implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "row_logprobs", request.param)
 
 
 def random_logits(num_rows: int, *, step: float = 0.0, vocab: int = VOCAB) -> torch.Tensor:

@@ -11,12 +11,19 @@ from common.messages.sampling import SamplingParams
 from kernels.sampling import reference
 from kernels.sampling.candidates import candidates
 from kernels.sampling.logits import adjust_logits
-from kernels.sampling.op import NoToken, sample
+from kernels.sampling.op import NoToken
 from kernels.sampling.row import SamplingRow
 from kernels.sampling.uniform import uniform
+from tests.support.samplers import SAMPLERS, Sampler
 
 VOCAB = 10
 BASE = SamplingParams(seed=0, max_tokens=100)
+
+
+@pytest.fixture(params=SAMPLERS)
+def sample(request: pytest.FixtureRequest) -> Sampler:
+    sampler: Sampler = request.param
+    return sampler
 
 
 def params(**changes: object) -> SamplingParams:
@@ -90,7 +97,7 @@ class TestSomethingAlwaysRemains:
         assert kept([0.1] * 10, params(top_p=0.1)) == [0]
         assert kept([0.1] * 10, params(top_p=0.35)) == [0, 1, 2, 3]
 
-    def test_mask_that_leaves_one_token(self) -> None:
+    def test_mask_that_leaves_one_token(self, sample: Sampler) -> None:
         logits = torch.full((VOCAB,), -torch.inf)
         logits[7] = -3.0
         for sampling in (params(top_k=1), params(top_k=5), params(top_p=0.5), params(min_p=0.5), params()):
@@ -161,19 +168,19 @@ class TestPenalties:
         adjusted = adjust_logits(logits, [row(params(repetition_penalty=1.2), [7, 7, 9], [9, 4])])[0].tolist()
         assert [adjusted[7], adjusted[9], adjusted[0]] == pytest.approx([1.6667, -1.2, 1.0], abs=1e-4)
 
-    def test_greedy_obeys_them(self) -> None:
+    def test_greedy_obeys_them(self, sample: Sampler) -> None:
         logits = torch.zeros(1, VOCAB)
         logits[0, 4], logits[0, 6] = 1.0, 0.9
         greedy = params(temperature=0.0, presence_penalty=0.25)
         assert sample(logits, [row(greedy)]) == [4]
         assert sample(logits, [row(greedy, generated=[4])]) == [6]
 
-    def test_the_callers_logits_stay(self) -> None:
+    def test_the_callers_logits_stay(self, sample: Sampler) -> None:
         logits = torch.ones(1, VOCAB)
         sample(logits, [row(params(repetition_penalty=2.0), [1, 2])])
         assert torch.equal(logits, torch.ones(1, VOCAB))
 
-    def test_stop_ids_wait_for_min_tokens(self) -> None:
+    def test_stop_ids_wait_for_min_tokens(self, sample: Sampler) -> None:
         logits = torch.zeros(1, VOCAB)
         logits[0, 3] = 5.0
         # 99 and -1 are no ids of this vocabulary and change nothing.
@@ -187,7 +194,7 @@ class TestInvalidRows:
 
     @pytest.mark.parametrize("temperature", [0.0, 0.8])
     @pytest.mark.parametrize("poison", [[torch.nan] * VOCAB, [torch.nan], [torch.inf], [-torch.inf] * VOCAB])
-    def test_b078_no_token(self, poison: list[float], temperature: float) -> None:
+    def test_b078_no_token(self, sample: Sampler, poison: list[float], temperature: float) -> None:
         logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2))
         rows = [row(params(temperature=temperature, seed=seed)) for seed in range(3)]
         first, _, third = sample(logits, rows)
@@ -196,16 +203,16 @@ class TestInvalidRows:
         assert isinstance(first, int)
         assert isinstance(third, int)
 
-    def test_everything_forbidden(self) -> None:
+    def test_everything_forbidden(self, sample: Sampler) -> None:
         blocked = params(stop_ids=(0, 1), min_tokens=1)
         assert sample(torch.zeros(1, 2), [row(blocked)]) == [NoToken.VIOLATED]
 
-    def test_nan_of_a_forbidden_token_counts(self) -> None:
+    def test_nan_of_a_forbidden_token_counts(self, sample: Sampler) -> None:
         logits = torch.zeros(1, VOCAB)
         logits[0, 1] = torch.nan
         assert sample(logits, [row(params(stop_ids=(1,), min_tokens=1))]) == [NoToken.INVALID]
 
-    def test_forbidden_tokens_alone_are_fine(self) -> None:
+    def test_forbidden_tokens_alone_are_fine(self, sample: Sampler) -> None:
         logits = torch.full((1, VOCAB), -torch.inf)
         logits[0, 6] = 0.0
         assert sample(logits, [row(params(temperature=0.0))]) == [6]
@@ -223,7 +230,7 @@ class TestSeeds:
         params(seed=7, repetition_penalty=1.3, frequency_penalty=0.5),
     )
 
-    def test_neighbours_do_not_matter(self) -> None:
+    def test_neighbours_do_not_matter(self, sample: Sampler) -> None:
         logits = torch.randn(len(self.SAMPLING), 3000, generator=torch.Generator().manual_seed(5))
         rows = [row(sampling, [1, 2], [3] * position) for position, sampling in enumerate(self.SAMPLING)]
         together = sample(logits, rows)
@@ -231,7 +238,7 @@ class TestSeeds:
         assert together == alone
         assert sample(logits.flip(0), rows[::-1]) == together[::-1]
 
-    def test_identical_requests_agree(self) -> None:
+    def test_identical_requests_agree(self, sample: Sampler) -> None:
         logits = torch.randn(1, 3000).expand(2, -1)
         first, second = sample(logits, [row(self.SAMPLING[0])] * 2)
         assert first == second
@@ -251,7 +258,7 @@ class TestSeeds:
         assert chi_square < 43.8  # 19 degrees of freedom, p = 0.001
 
     @pytest.mark.parametrize("sampling", [params(), params(top_k=3), params(top_p=0.9), params(min_p=0.1)])
-    def test_frequencies_follow_the_probabilities(self, sampling: SamplingParams) -> None:
+    def test_frequencies_follow_the_probabilities(self, sample: Sampler, sampling: SamplingParams) -> None:
         logits = torch.tensor([0.5, 0.2, 0.05, 0.15, 0.1]).log()
         expected = reference.probabilities(logits, sampling)
         num_draws = 2000
@@ -265,7 +272,7 @@ class TestSeeds:
 
 
 @pytest.mark.parametrize("vocab", [49_152, 49_000])
-def test_greedy_takes_the_lowest_of_equal_ids(vocab: int) -> None:
+def test_greedy_takes_the_lowest_of_equal_ids(sample: Sampler, vocab: int) -> None:
     logits = torch.zeros(3, vocab)
     logits[0, [31_000, 31_001, 40_000]] = 1.0
     logits[2, vocab - 1] = 1.0
@@ -274,7 +281,7 @@ def test_greedy_takes_the_lowest_of_equal_ids(vocab: int) -> None:
     assert sample(logits, [row(params(temperature=0.0))] * 3) == [31_000, NoToken.INVALID, vocab - 1]
 
 
-def test_no_rows() -> None:
+def test_no_rows(sample: Sampler) -> None:
     assert sample(torch.empty(0, VOCAB), []) == []
 
 
