@@ -17,6 +17,7 @@ from rich.table import Table
 from bench.engine.report import HEAD, is_complete, limit_lines, rows, write_document, write_json
 from bench.engine.steps import Machine, Measured
 from bench.machine import CACHE
+from common.settings.engine import KERNELS
 
 
 def main() -> int:
@@ -25,9 +26,16 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2", help="numbers of threads (default %(default)s)")
     parser.add_argument("--only", choices=("decode", "prefill"), help="these steps alone")
     parser.add_argument("--model", default="smollm2", help="as for `tandem up` (default %(default)s)")
+    parser.add_argument("--kernels", choices=KERNELS, default="auto", help="as for `tandem up` (default %(default)s)")
     parser.add_argument("--json", type=Path, default=CACHE / "engine.json", help="where to write (default %(default)s)")
     arguments = parser.parse_args()
-    more = ["--model", arguments.model, *(["--only", arguments.only] if arguments.only else [])]
+    more = [
+        "--model",
+        arguments.model,
+        "--kernels",
+        arguments.kernels,
+        *(["--only", arguments.only] if arguments.only else []),
+    ]
     machines, measured = list[Machine](), list[Measured]()
     for threads in map(int, arguments.threads.split(",")):
         for line in _lines(threads, more):

@@ -33,7 +33,7 @@ def limit_lines(machines: Sequence[Machine]) -> list[str]:
     """Return what the threads could do."""
     return [
         f"{one.threads} thread{'s' * (one.threads > 1)}: reads {one.read_bytes_per_s / 1e9:.1f} GB/s, "
-        f"multiplies {one.flops_per_s / 1e9:,.0f} GFLOP/s in bf16"
+        f"multiplies {one.flops_per_s / 1e9:,.0f} GFLOP/s in bf16 ({one.model})"
         for one in machines
     ]
 

@@ -20,10 +20,10 @@ from common.messages.ids import BlockId, Epoch, PlacementNumber, RequestId
 from common.messages.sampling import SamplingParams
 from common.model.llama import LlamaModel
 from common.runtime.foundation import Foundation, lay_foundation
-from common.runtime.runner import ModelRunner, allocate_pages
+from common.runtime.runner import CausalModel, ModelRunner, allocate_pages
 from common.scheduling.plan import Chunk, StepPlan
 from common.scheduling.sequence import Sequence, SequenceKey
-from common.settings.engine import EngineSettings
+from common.settings.engine import KERNELS, EngineSettings
 
 BATCHES = (1, 8, 32, 64)
 CONTEXTS = (128, 1024, 4096)
@@ -57,6 +57,8 @@ class Machine(msgspec.Struct, frozen=True):
     threads: int
     read_bytes_per_s: float
     flops_per_s: float
+    model: str = ""
+    """Name of the class that computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Rig:
     """A loaded model with pages that hold numbers."""
 
     foundation: Foundation
+    model: CausalModel
     runner: ModelRunner
     chunk_size: int
 
@@ -71,7 +74,7 @@ class Rig:
         """Return what the plan needs at least."""
         contexts = sum(chunk.start + chunk.length for chunk in plan.chunks)
         config, token_bytes = self.foundation.checkpoint.config, self.foundation.layout.token_bytes
-        return step_cost(config, token_bytes, plan.num_tokens, plan_pairs(plan), contexts, num_sampled)
+        return step_cost(config, token_bytes, plan.num_tokens, num_pairs(plan), contexts, num_sampled)
 
 
 def main() -> int:
@@ -80,16 +83,18 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--only", choices=("decode", "prefill"))
+    parser.add_argument("--kernels", choices=KERNELS, default="auto")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     limits = measure_limits()
-    _say(Machine(arguments.threads, limits.read_bytes_per_s, limits.flops_per_s))
-    rig = set_up(EngineSettings(model=arguments.model, threads=arguments.threads))
+    settings = EngineSettings(model=arguments.model, threads=arguments.threads, kernels=arguments.kernels)
+    rig = set_up(settings)
+    _say(Machine(arguments.threads, limits.read_bytes_per_s, limits.flops_per_s, type(rig.model).__name__))
     if arguments.only != "prefill":
-        for measured in _decode(rig, limits, arguments.threads):
+        for measured in decode_steps(rig, limits, arguments.threads):
             _say(measured)
     if arguments.only != "decode":
-        for measured in _prefill(rig, limits, arguments.threads):
+        for measured in prefill_steps(rig, limits, arguments.threads):
             _say(measured)
     return 0
 
@@ -102,7 +107,7 @@ def set_up(settings: EngineSettings) -> Rig:
     pages = allocate_pages(layout, layout.num_blocks_for(MOST_TOKENS))
     pages[0].normal_()
     pages[1:] = pages[0]
-    return Rig(foundation, ModelRunner(model, pages, layout.block_size), settings.chunk_size)
+    return Rig(foundation, model, ModelRunner(model, pages, layout.block_size), settings.chunk_size)
 
 
 def decode_plan(batch: int, context: int, block_size: int, chance: random.Random) -> StepPlan:
@@ -126,7 +131,7 @@ def prefill_plans(num_tokens: int, chunk_size: int, block_size: int, chance: ran
     ]
 
 
-def plan_pairs(plan: StepPlan) -> int:
+def num_pairs(plan: StepPlan) -> int:
     """Return the pairs of a computed token and one that it attends to, itself included."""
     return sum(one.length * one.start + one.length * (one.length + 1) // 2 for one in plan.chunks)
 
@@ -143,7 +148,8 @@ def _sequence(index: int, num_tokens: int, block_size: int, chance: random.Rando
     )
 
 
-def _decode(rig: Rig, limits: Limits, threads: int) -> Iterator[Measured]:
+def decode_steps(rig: Rig, limits: Limits, threads: int) -> Iterator[Measured]:
+    """Measure a step by context and batch, as far as the pages hold that."""
     chance, block_size = random.Random(0), rig.foundation.layout.block_size
     for context in CONTEXTS:
         for batch in BATCHES:
@@ -153,7 +159,8 @@ def _decode(rig: Rig, limits: Limits, threads: int) -> Iterator[Measured]:
                 yield Measured("decode", threads, batch, context, seconds, rig.cost(plan, batch).floor_s(limits))
 
 
-def _prefill(rig: Rig, limits: Limits, threads: int) -> Iterator[Measured]:
+def prefill_steps(rig: Rig, limits: Limits, threads: int) -> Iterator[Measured]:
+    """Measure whole prompts."""
     chance, block_size = random.Random(0), rig.foundation.layout.block_size
     for num_tokens in PROMPTS:
         plans = prefill_plans(num_tokens, rig.chunk_size, block_size, chance)

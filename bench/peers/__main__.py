@@ -9,6 +9,7 @@ import asyncio
 import gc
 import secrets
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -53,6 +54,9 @@ def _parse() -> argparse.Namespace:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that what was started is stopped
     record = load(arguments.json) if arguments.add else Record()
     wanted = [*([] if arguments.without_tandem else [TANDEM]), *arguments.peers]
     weights = write_weights(arguments.model, CACHE)

@@ -1,19 +1,30 @@
 """The bench of the engine plans real steps, and its limit counts each weight and each page once."""
 
-import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from bench.engine import steps
 from bench.engine.floor import Cost, Limits, layer_weights, step_cost
 from bench.engine.report import is_complete, limit_lines, rows, write_document
-from bench.engine.steps import BATCHES, CONTEXTS, PROMPTS, Machine, Measured, decode_plan, plan_pairs, prefill_plans
+from bench.engine.steps import (
+    BATCHES,
+    CONTEXTS,
+    PROMPTS,
+    Machine,
+    Measured,
+    decode_plan,
+    decode_steps,
+    num_pairs,
+    prefill_plans,
+    prefill_steps,
+    set_up,
+)
 from bench.machine import commit, machine
 from common.model.checkpoint import open_checkpoint
+from common.settings.engine import EngineSettings
 from tests.support.tiny_models import write_tiny_llama
 
 BLOCK_SIZE = 16
@@ -33,7 +44,7 @@ def test_the_chunks_of_a_prompt_follow_each_other_and_the_last_one_samples() -> 
         (256, 256, False),
         (512, 88, True),
     ]
-    assert sum(plan_pairs(plan) for plan in prefill_plans(600, 256, BLOCK_SIZE, random.Random(0))) == 600 * 601 // 2
+    assert sum(num_pairs(plan) for plan in prefill_plans(600, 256, BLOCK_SIZE, random.Random(0))) == 600 * 601 // 2
 
 
 def test_the_weights_of_the_layers_are_those_of_the_files(tmp_path: Path) -> None:
@@ -88,13 +99,17 @@ def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:
         write_document([Machine(1, 1.0, 1.0)], [], file)
 
 
-def test_a_tiny_model_is_measured_in_a_process(tmp_path: Path) -> None:
-    model = write_tiny_llama(tmp_path / "model", max_position=4096)
-    command = [sys.executable, "-m", "bench.engine.steps", "--threads", "1", "--model", str(model), "--only", "prefill"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["type"] for one in told] == ["Machine", *["Measured"] * len(PROMPTS)]
-    assert all(one["seconds"] > 0 and one["floor_s"] > 0 for one in told[1:])
+def test_a_tiny_model_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"BATCHES": (1, 4), "CONTEXTS": (40, 100), "PROMPTS": (50,), "MOST_TOKENS": 200, "STEPS": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(steps, name, value)
+    rig = set_up(EngineSettings(model=str(write_tiny_llama(tmp_path)), threads=1))
+    limits = Limits(1e9, 1e9)
+    decode = [(one.batch, one.context) for one in decode_steps(rig, limits, 1)]
+    assert decode == [(1, 40), (4, 40), (1, 100)]  # the pages do not hold 4 of 100
+    (prompt,) = prefill_steps(rig, limits, 1)
+    assert prompt.seconds > 0
+    assert prompt.floor_s > 0
 
 
 def test_a_record_names_commit_and_processor() -> None:
