@@ -4,6 +4,7 @@ Pages that a receiver may be writing into have two owners, the sequence and the 
 `LetGo`, so a cancelled sequence's pages reach nobody else while a copy is still running.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
@@ -15,9 +16,11 @@ from common.messages.ids import BlockId, EntryId
 from common.runtime.engine import EngineLoad
 from common.runtime.staging import NoStaging, Staging
 from common.scheduling.emission import Emission, FailureCode
+from common.scheduling.pace import PaceMeter
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.sequence import PlacementKey, Sequence, SequenceKey
 from decode_worker.first_token import FirstToken
+from decode_worker.placing import Decision, Here, Place, Placing, There
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.ticket import Intake
 
@@ -25,11 +28,12 @@ from decode_worker.ticket import Intake
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Take over a request: the choice that leads, and those that follow. It may be prefilled elsewhere if
-    `may_go_remote`."""
+    `may_go_remote`, which costs what `there` tells, if that is known."""
 
     leader: Sequence
     may_go_remote: bool
     followers: tuple[Sequence, ...] = ()
+    there: There | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,15 @@ class Unstarted:
     key: SequenceKey
 
 
-Event = Reserved | Begun | Refused | Displaced | Unstarted | Emission
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """It is decided where the prompt of the sequence's request is computed."""
+
+    key: SequenceKey
+    decision: Decision
+
+
+Event = Placed | Reserved | Begun | Refused | Displaced | Unstarted | Emission
 
 
 class DecodeCore:
@@ -142,14 +154,17 @@ class DecodeCore:
         pool: BlockPool,
         prefix: PrefixCache,
         block_size: int,
-        local_prefill_max_tokens: int,
+        placing: Placing,
         staging: Staging | None = None,
+        pace: PaceMeter | None = None,
     ) -> None:
+        """`pace` takes in what the steps cost; the scheduler may plan by the same one."""
         self._scheduler = scheduler
         self._pool = pool
         self._prefix = prefix
         self._block_size = block_size
-        self._local_prefill_max_tokens = local_prefill_max_tokens
+        self._placing = placing
+        self._pace = pace or PaceMeter()
         self._staging = staging or NoStaging()
         self._lent: dict[SequenceKey, tuple[BlockId, ...]] = {}
         self._absorbed: EntryId | None = None
@@ -190,6 +205,7 @@ class DecodeCore:
 
     def settle(self, plan: StepPlan, result: StepResult) -> Iterable[Event]:
         """Return the tokens of the step."""
+        self._pace.note(plan, result.run_s)
         return self._scheduler.settle(plan, result)
 
     def load(self, num_steps: int) -> EngineLoad:
@@ -206,6 +222,8 @@ class DecodeCore:
             num_preemptions=self._scheduler.num_preemptions,
             num_quarantined=self._num_quarantined(),
             is_exclusive=self._scheduler.is_exclusive,
+            num_uncomputed=self._scheduler.demand.here.num_tokens,
+            step_cost=self._pace.cost,
         )
 
     def check(self) -> list[str]:
@@ -224,12 +242,25 @@ class DecodeCore:
     def _admit(self, command: Admit) -> Iterable[Event]:
         leader = command.leader
         may_go_remote = command.may_go_remote and not leader.runs_alone
-        is_remote = may_go_remote and self._num_uncached(leader) > self._local_prefill_max_tokens
+        decision = self._decide(leader, command.there, may_go=may_go_remote)
+        wants = Intake.REMOTE if decision.place is Place.THERE else Intake.LOCAL
         try:
-            self._scheduler.add(leader, Intake.REMOTE if is_remote else Intake.LOCAL, command.followers)
+            self._scheduler.add(leader, wants, command.followers)
         except DoesNotFit as error:
             return (Refused(leader.key, str(error)),)
-        return self._displaced_by(leader.key) if leader.runs_alone else ()
+        displaced = self._displaced_by(leader.key) if leader.runs_alone else ()
+        return (Placed(leader.key, decision), *displaced)
+
+    def _decide(self, leader: Sequence, there: There | None, *, may_go: bool) -> Decision:
+        demand, cost = self._scheduler.demand, self._pace.cost
+        here = None if cost is None else Here(cost, demand.num_decoding, demand.num_pairs, demand.here)
+        if there is not None:  # what we have sent there lately is not in what they told last
+            there = dataclasses.replace(there, backlog=there.backlog.or_more(demand.there))
+        num_tokens = self._num_uncached(leader)
+        num_cached = leader.num_tokens - num_tokens
+        return self._placing.decide(
+            num_tokens, here, there, may_go=may_go, runs_alone=leader.runs_alone, num_cached=num_cached
+        )
 
     def _displaced_by(self, suspect: SequenceKey) -> Iterable[Event]:
         return [Displaced(key) for key in self._scheduler.displaced_by(suspect)]

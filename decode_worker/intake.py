@@ -25,6 +25,7 @@ from decode_worker.core import Absorb, Admit, Cancel, CancelAll, Command, Leave
 from decode_worker.emitter import Emitter
 from decode_worker.ledger import CANCELLED, Ledger, Live
 from decode_worker.limits import Limits
+from decode_worker.placing import There
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,14 @@ class Intake:
         submit: Callable[[Command], None],
         drop_reception: Callable[[PlacementKey], None],
         may_go_remote: Callable[[], bool],
+        there: Callable[[], There | None],
         limits: Limits,
         when_grammar_is_ready: Callable[[str, Callable[[str | None], None]], None],
         on_opened: Callable[[Live], None],
         clock: Callable[[], float],
     ) -> None:
-        """`clock` (seconds) measures our patience with gateways; `on_opened` hears of every placement taken in.
+        """`clock` (seconds) measures our patience with gateways; `on_opened` hears of every placement taken in. `there`
+        tells what a prefill elsewhere costs, None where that does not matter or is not known.
 
         `when_grammar_is_ready` calls back when a grammar is compiled, or with the reason why it cannot be.
         """
@@ -62,6 +65,7 @@ class Intake:
         self._submit = submit
         self._drop_reception = drop_reception
         self._may_go_remote = may_go_remote
+        self._there = there
         self._limits = limits
         self._when_grammar_is_ready = when_grammar_is_ready
         self._on_opened = on_opened
@@ -258,7 +262,8 @@ class Intake:
             self._sequence(live, choice, prompt, arrival, has_lead=place == 0)
             for place, choice in enumerate(live.open_choices)
         )
-        self._submit(Admit(leader, self._may_go_remote(), tuple(followers)))
+        may_go_remote = self._may_go_remote()
+        self._submit(Admit(leader, may_go_remote, tuple(followers), self._there() if may_go_remote else None))
 
     def _sequence(
         self, live: Live, choice: ChoiceIndex, prompt: list[int], arrival: int, *, has_lead: bool

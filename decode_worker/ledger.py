@@ -12,6 +12,7 @@ from common.lifecycle.timer import Timer
 from common.messages.ids import ChoiceIndex, GatewayId, PlacementNumber, RequestId
 from common.messages.job import Job
 from common.scheduling.sequence import FinishReason, PlacementKey
+from decode_worker.placing import Decision
 from decode_worker.stages import Stages
 
 MAX_TOMBSTONES = 10_000
@@ -40,7 +41,8 @@ class Live:
 
     `prefilling_ns` is the time since when its prompt is computed here, None while that is or was done elsewhere;
     `decoding_ns` the time of its first token. It ends with `finish`, or with the code `failure`: cancelled unless told
-    otherwise. Over a suspect processes have died: it is computed beside nobody.
+    otherwise. Over a suspect processes have died: it is computed beside nobody. `decision` says where its prompt was to
+    be computed, once that is known.
     """
 
     job: Job
@@ -56,6 +58,7 @@ class Live:
     is_suspect: bool = False
     prompt_timer: Timer | None = None
     deadline_timer: Timer | None = None
+    decision: Decision | None = None
 
     @property
     def key(self) -> PlacementKey:

@@ -9,8 +9,8 @@ The life of a sequence:
    is reserved, and nobody else while it runs.
 3. A reserved sequence becomes a running one by `activate` (pages and first token have come) or by `fall_back` (it
    computes its prompt here). `conclude` ends it where the first token already is the last one.
-4. `plan` gives every decoding sequence one token and prompts a chunk each. Where pages run out, the youngest running
-   sequence is preempted: it keeps its tokens, goes back to the queue and computes them again later.
+4. `plan` gives every decoding sequence one token and prompts a fair share of what is left. Where pages run out, the
+   youngest running sequence is preempted: it keeps its tokens, goes back to the queue and computes them again later.
 5. `settle` appends the sampled tokens and tells about each; what is over has released its pages.
 
 Of the choices of one request the first one leads: it alone is prefilled. The others *follow*, without pages and in no
@@ -24,7 +24,7 @@ The engine calls, in this order: commands (`add`, `activate`, `fall_back`, `conc
 (the cancelled sequence's part of the result is ignored).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
@@ -35,6 +35,7 @@ from common.scheduling.emission import Emission, FailureCode
 from common.scheduling.plan import Chunk, StepPlan, StepResult
 from common.scheduling.sequence import PlacementKey, Sequence, SequenceKey
 from decode_worker.admission import Admission, Admitted
+from decode_worker.demand import Demand, demand_of
 from decode_worker.first_token import FirstToken
 from decode_worker.queues import Queues
 from decode_worker.teller import Teller
@@ -62,7 +63,9 @@ class DecodeScheduler:
         chunk_size: int,
         max_context: int,
         max_preemptions: int = MAX_PREEMPTIONS,
+        prompt_allowance: Callable[[int, int], int] | None = None,
     ) -> None:
+        """`prompt_allowance` bounds the tokens of prompts in a step by its decoding sequences and their pairs."""
         if token_budget < max_sequences:
             raise InvalidSetting("token_budget", token_budget, f"must be at least max_sequences ({max_sequences})")
         self._blocks = SequenceBlocks(pool, prefix, block_size)
@@ -73,6 +76,7 @@ class DecodeScheduler:
         self._chunk_size = chunk_size
         self._teller = Teller(self._blocks, self._queues, min(max_context, self._blocks.capacity + 1))
         self._max_preemptions = max_preemptions
+        self._prompt_allowance = prompt_allowance
         self.num_preemptions = 0
         """Preemptions so far."""
         self._failed: dict[Choices, Emission] = {}
@@ -97,6 +101,11 @@ class DecodeScheduler:
     def num_promised(self) -> int:
         """Free pages that are left for choices whose prompt is being computed."""
         return self._admission.num_promised
+
+    @property
+    def demand(self) -> Demand:
+        """What is to be computed, here and for us elsewhere."""
+        return demand_of(self._queues)
 
     @property
     def is_exclusive(self) -> bool:
@@ -229,7 +238,7 @@ class DecodeScheduler:
             for ticket in decoding
             if ticket.state is State.RUNNING and self._find_room(ticket)
         ]
-        chunks += self._prompt_chunks(catching_up, self._token_budget - len(chunks))
+        chunks += self._prompt_chunks(catching_up, self._prompt_budget(chunks))
         copies = self._admission.take_copies()
         assert chunks or not copies, "pages to copy, and no step to copy them in"
         return StepPlan(tuple(chunks), copies)
@@ -292,15 +301,24 @@ class DecodeScheduler:
             self._preempt(youngest)
         return True
 
+    def _prompt_budget(self, decoding: list[Chunk]) -> int:
+        """Return how many tokens of prompts are computed beside these."""
+        budget = self._token_budget - len(decoding)
+        if self._prompt_allowance is None:
+            return budget
+        return min(budget, self._prompt_allowance(len(decoding), sum(chunk.num_pairs for chunk in decoding)))
+
     def _prompt_chunks(self, tickets: Iterable[Ticket], budget: int) -> list[Chunk]:
+        """Share the budget fairly: nobody gets more than another who could use it. Where it is smaller than the number
+        of prompts, the shortest go first."""
+        waiting = [ticket.sequence for ticket in tickets if ticket.state is State.RUNNING]
+        waiting.sort(key=lambda sequence: sequence.num_uncomputed)
         chunks: list[Chunk] = []
-        for ticket in tickets:
+        for position, sequence in enumerate(waiting):
             if not budget:
                 break
-            if ticket.state is not State.RUNNING:
-                continue
-            sequence = ticket.sequence
-            length = min(sequence.num_uncomputed, self._chunk_size, budget)
+            fair_share = max(1, budget // (len(waiting) - position))
+            length = min(sequence.num_uncomputed, self._chunk_size, fair_share)
             samples = length == sequence.num_uncomputed
             chunks.append(Chunk(sequence, sequence.num_computed, length, samples))
             budget -= length

@@ -18,6 +18,7 @@ from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.traces import Attribute, Stage, extract, record_span
 from common.transfer.puller import PullReport
 from decode_worker.ledger import CANCELLED, Live
+from decode_worker.placing import Decision, Place
 from decode_worker.reception import Attempt
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Witness:
         if live.prefilling_ns is not None:
             self._record_prefill(live, live.prefilling_ns, live.decoding_ns or now_ns)
         if live.decoding_ns is not None:
-            attributes = {Attribute.OUTPUT_TOKENS: live.num_generated}
+            attributes = {Attribute.OUTPUT_TOKENS: live.num_generated, **_of_decision(live.decision)}
             self._record(Stage.DECODE, live, live.decoding_ns, now_ns, attributes, error=live.failure)
         logger.info(
             "request ended",
@@ -89,6 +90,23 @@ class Witness:
         """Nobody else will prefill the prompt: it is computed here from now on."""
         self._metrics.note_handover("local")
         live.prefilling_ns = time.time_ns()
+
+    def decided(self, live: Live, decision: Decision) -> None:
+        """It is known where the prompt is computed; another choice may have it decided again."""
+        live.decision = decision
+        self._metrics.note_decision(decision.place, decision.reason)
+
+    def prefilled(self, live: Live) -> float | None:
+        """The first token is there. Return how long it took since the prefill began, in seconds, if it ended where it
+        was meant to."""
+        decision, begun_s = live.decision, live.stages.begun_s
+        is_here = live.prefilling_ns is not None
+        if decision is None or begun_s is None or is_here is not (decision.place is Place.HERE):
+            return None
+        duration_s = time.monotonic() - begun_s
+        if decision.expected_s is not None:
+            self._metrics.note_prefill(decision.place, decision.expected_s, duration_s)
+        return duration_s
 
     def pulled(self, report: PullReport) -> None:
         """Pages have come."""
@@ -142,3 +160,15 @@ class Witness:
         }
         parent = extract(live.job.traceparent, live.job.tracestate)
         record_span(stage, parent, start_ns, end_ns, {**common, **attributes}, links, error=error)
+
+
+def _of_decision(decision: Decision | None) -> dict[str, AttributeValue]:
+    """Return what a span tells about where the prompt was to be computed; seconds only where they were expected."""
+    if decision is None:
+        return {}
+    seconds = {Attribute.PREFILL_LOCAL_S: decision.here_s, Attribute.PREFILL_REMOTE_S: decision.there_s}
+    return {
+        Attribute.PREFILL_PLACE: str(decision.place),
+        Attribute.PREFILL_REASON: str(decision.reason),
+        **{name: round(value, 6) for name, value in seconds.items() if value is not None},
+    }

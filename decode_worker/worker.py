@@ -16,16 +16,19 @@ from common.runtime.servicer import GatewayServicer
 from common.runtime.staging import Staging
 from common.runtime.standing import Tallies
 from common.scheduling.emission import Emission
+from common.scheduling.pace import PaceMeter
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
-from common.transfer.puller import Puller, TransferMode
+from common.transfer.puller import Puller, PullReport, TransferMode
 from decode_worker.claimers import Claimers
-from decode_worker.core import Begun, Command, DecodeCore, Displaced, Event, LetGo, Refused, Reserved, Unstarted
+from decode_worker.core import Begun, Command, DecodeCore, Displaced, Event, LetGo, Placed, Refused, Reserved, Unstarted
 from decode_worker.emitter import Emitter
 from decode_worker.fetcher import Fetcher
 from decode_worker.intake import Intake
 from decode_worker.ledger import Ledger, Live
 from decode_worker.limits import Limits
+from decode_worker.placing import Bounds, Place, Placing, There, prompt_allowance
+from decode_worker.quotes import Quotes
 from decode_worker.receiver import Author, Receiver
 from decode_worker.releases import Leases, Releases
 from decode_worker.retirements import Retirements
@@ -48,7 +51,8 @@ class DecodeWorker:
         self._ledger = Ledger(self._witness.closed)
         self._emitter = Emitter(edge.feeds, self._ledger)
         mode = cast(TransferMode, settings.transfer)  # one of its choices
-        self._puller = Puller(foundation.memory, settings.secret, host_id(), mode, self._witness.pulled)
+        self._quotes = Quotes(edge.peers, foundation.layout.token_bytes, edge.clock.now)
+        self._puller = Puller(foundation.memory, settings.secret, host_id(), mode, self._note_pull)
         self._releases = Releases(edge.channels, foundation.epoch)
         tasks = edge.broker.tasks(foundation.fingerprint)
         self._retirements = Retirements(tasks)
@@ -87,6 +91,7 @@ class DecodeWorker:
             edge.submit,
             self._receiver.drop,
             self._may_go_remote,
+            self._there,
             limits,
             edge.grammars.when_ready,
             self._witness.placed,
@@ -138,6 +143,8 @@ class DecodeWorker:
         settings, foundation = self._settings, self._edge.foundation
         block_size = foundation.layout.block_size
         pool, prefix = foundation.make_cache(self._journal)
+        pace = PaceMeter()
+        bounds = Bounds(settings.chunk_size, settings.token_budget, settings.itl_target_ms / 1000)
         scheduler = DecodeScheduler(
             pool,
             prefix,
@@ -146,9 +153,11 @@ class DecodeWorker:
             token_budget=settings.token_budget,
             chunk_size=settings.chunk_size,
             max_context=foundation.max_context,
+            prompt_allowance=lambda decoding, pairs: prompt_allowance(pace.cost, decoding, pairs, bounds),
         )
         local_max = 0 if settings.disaggregation == "always" else settings.local_prefill_max_tokens
-        return DecodeCore(scheduler, pool, prefix, block_size, local_max, staging)
+        placing = Placing(bounds, local_max, is_measured=settings.disaggregation == "auto")
+        return DecodeCore(scheduler, pool, prefix, block_size, placing, staging, pace)
 
     def _probe(self) -> None:
         self._leases.probe()
@@ -162,6 +171,13 @@ class DecodeWorker:
     def _may_go_remote(self) -> bool:
         return self._settings.disaggregation != "never" and bool(self._edge.peers.ready(Role.PREFILL))
 
+    def _there(self) -> There | None:
+        return self._quotes.there() if self._settings.disaggregation == "auto" else None
+
+    def _note_pull(self, report: PullReport) -> None:
+        self._witness.pulled(report)
+        self._quotes.pulled(report)
+
     def _take(self, event: Event) -> None:
         match event:
             case Emission():
@@ -173,8 +189,11 @@ class DecodeWorker:
                 if live is not None:
                     self._note(live, event)
 
-    def _note(self, live: Live, event: Begun | Displaced | Unstarted | Refused) -> None:
+    def _note(self, live: Live, event: Placed | Begun | Displaced | Unstarted | Refused) -> None:
         match event:
+            case Placed(decision=decision):
+                self._witness.decided(live, decision)
+                self._quotes.sent(decision)
             case Begun():
                 live.stages.begin()
             case Displaced():
@@ -198,9 +217,19 @@ class DecodeWorker:
         self._receiver.begin(live, live.prompt + answer.shown, reserved)
 
     def _emit(self, emission: Emission) -> None:
+        live = self._ledger.get(emission.key.of_placement)
+        is_first = live is not None and live.decoding_ns is None
         ended = self._emitter.emit(emission)
+        if live is not None and is_first and live.decoding_ns is not None:
+            self._note_first_token(live)
         if ended is not None:
             self._intake.close(ended.key)
+
+    def _note_first_token(self, live: Live) -> None:
+        duration_s = self._witness.prefilled(live)
+        decision = live.decision
+        if duration_s is not None and decision is not None and decision.place is Place.THERE:
+            self._quotes.handed_over(decision, duration_s)
 
     async def _leave(self, signals: StopSignals) -> None:
         await signals.stop.wait()

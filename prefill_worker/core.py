@@ -11,6 +11,7 @@ from common.messages.ids import BlockId, Generation
 from common.messages.logprobs import TokenLogprobs
 from common.runtime.engine import EngineLoad
 from common.runtime.staging import NoStaging, Staging
+from common.scheduling.pace import PaceMeter
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.progress import Progress
 from common.scheduling.sequence import Sequence, SequenceKey
@@ -83,6 +84,7 @@ class PrefillCore:
         self._staging = staging or NoStaging()
         self._published_page = published_page
         self._num_announced: dict[SequenceKey, int] = {}
+        self._pace = PaceMeter()
 
     def obey(self, command: Command) -> Iterable[SpanReady]:
         """Apply one command."""
@@ -102,6 +104,7 @@ class PrefillCore:
 
     def settle(self, plan: StepPlan, result: StepResult) -> Iterable[SpanReady]:
         """Return the pages that the step completed."""
+        self._pace.note(plan, result.run_s)
         return [self._span(progress) for progress in self._scheduler.settle(plan, result)]
 
     def load(self, num_steps: int) -> EngineLoad:
@@ -115,6 +118,8 @@ class PrefillCore:
             num_reserved=self._scheduler.num_held,
             num_steps=num_steps,
             num_cancelled_chunks=self._scheduler.num_cancelled_chunks,
+            num_uncomputed=self._scheduler.num_uncomputed,
+            step_cost=self._pace.cost,
         )
 
     def check(self) -> list[str]:

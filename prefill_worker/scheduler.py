@@ -70,6 +70,11 @@ class PrefillScheduler:
         """Finished prompts whose pages have not been released."""
         return len(self._held)
 
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens of prompts that wait or are being computed."""
+        return sum(sequence.num_uncomputed for sequence in (*self._waiting, *self._running))
+
     def sequence(self, key: SequenceKey) -> Sequence | None:
         """Return the sequence of that key, or None when it is released or was never here."""
         return self._sequences.get(key)

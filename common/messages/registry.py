@@ -56,6 +56,19 @@ class WorkerRecord(msgspec.Struct, frozen=True, tag="worker", tag_field="kind"):
     metrics_address: str = ""
 
 
+class StepCost(msgspec.Struct, frozen=True):
+    """What a worker's steps take, as it has measured lately: `base_s`, and more for each token and each pair of a token
+    and one in its context (see `StepPlan.num_pairs`)."""
+
+    base_s: float
+    token_s: float
+    pair_s: float
+
+    def step_s(self, num_tokens: int, num_pairs: int) -> float:
+        """Return what one step takes, in seconds."""
+        return self.base_s + self.token_s * num_tokens + self.pair_s * num_pairs
+
+
 class WorkerLoad(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
     """How a worker is doing; sent with every heartbeat.
 
@@ -65,9 +78,11 @@ class WorkerLoad(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
     `num_steps` grows with every engine step.
 
     `num_bindings` counts hand-overs under way, `num_quarantined` blocks that no sequence owns and a running copy does.
-    `is_exclusive`: a suspect request runs alone or waits to, so that others are placed elsewhere. The last six count
-    since the process began: placements taken in and those of them that continue a lost one, prefill tries, messages of
-    superseded placements or tries, prompt chunks that a cancellation has spared, and violations of the integrity check.
+    `is_exclusive`: a suspect request runs alone or waits to, so that others are placed elsewhere. These count since the
+    process began: placements taken in and those of them that continue a lost one, prefill tries, messages of superseded
+    placements or tries, prompt chunks that a cancellation has spared, and violations of the integrity check.
+
+    `num_uncomputed` counts the tokens of prompts that wait or are being computed; `step_cost` is None until measured.
     """
 
     health: WorkerHealth
@@ -89,6 +104,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
     num_stale: int = 0
     num_cancelled_chunks: int = 0
     num_violations: int = 0
+    num_uncomputed: int = 0
+    step_cost: StepCost | None = None
 
     @property
     def is_open(self) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from common.lifecycle.precedence import let_others_go_first
+from common.messages.registry import StepCost
 from common.runtime.idle_check import IdleCheck
 from common.scheduling.plan import StepPlan, StepResult
 
@@ -49,6 +50,8 @@ class EngineLoad:
     is_exclusive: bool = False
     num_cancelled_chunks: int = 0
     num_violations: int = 0
+    num_uncomputed: int = 0
+    step_cost: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,7 @@ class EngineThread(Generic[CommandT, EventT]):
     def _step(self, plan: StepPlan) -> StepReport[EventT]:
         started = time.perf_counter()
         result = self._runner.run(plan)
+        result = dataclasses.replace(result, run_s=time.perf_counter() - started)
         events = tuple(self._core.settle(plan, result))
         self._num_steps += 1
         self._num_completed += 1

@@ -65,9 +65,13 @@ class Peers:
 
     def ready(self, role: Role) -> list[WorkerRecord]:
         """Return the workers of a role that take new work."""
+        return [state.record for state in self.open(role)]
+
+    def open(self, role: Role) -> list[WorkerState]:
+        """Return the rows of the workers of a role that take new work: who they are, and how loaded."""
         now_s = self._clock.now()
         return [
-            state.record
+            state
             for state in self._states.values()
             if state.record.role is role
             and state.load.is_open

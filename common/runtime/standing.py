@@ -61,4 +61,6 @@ class Standing:
             num_stale=tallies.num_stale,
             num_cancelled_chunks=load.num_cancelled_chunks,
             num_violations=load.num_violations,
+            num_uncomputed=load.num_uncomputed,
+            step_cost=load.step_cost,
         )

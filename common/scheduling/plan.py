@@ -18,6 +18,11 @@ class Chunk:
     samples: bool
 
     @property
+    def num_pairs(self) -> int:
+        """Pairs of a computed token and one that it attends to, itself included."""
+        return self.length * self.start + self.length * (self.length + 1) // 2
+
+    @property
     def scored(self) -> range:
         """Positions within the chunk whose logits say how likely the next token of the prompt was; none unless the
         sequence wants that."""
@@ -53,6 +58,11 @@ class StepPlan:
         """Those of them that belong to a prompt: not generated, whether computed for the first time or again."""
         return sum(max(0, min(chunk.length, chunk.sequence.num_prompt - chunk.start)) for chunk in self.chunks)
 
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a computed token and one that it attends to: what attention costs grows with them."""
+        return sum(chunk.num_pairs for chunk in self.chunks)
+
     def __bool__(self) -> bool:
         """Whether there is anything to run."""
         return bool(self.chunks)
@@ -64,7 +74,8 @@ class StepResult:
     grammar: no token was sampled for them.
 
     `logprobs` belong to the sampled tokens; `prompt_logprobs[key]` to the tokens of the chunk and the one behind it, as
-    far as they are the prompt's and not its first. Both only where asked for.
+    far as they are the prompt's and not its first. Both only where asked for. `run_s` is how long the step took, in
+    seconds; 0 where nobody has measured that.
     """
 
     tokens: Mapping[SequenceKey, int]
@@ -72,3 +83,4 @@ class StepResult:
     violated: frozenset[SequenceKey] = field(default_factory=frozenset)
     logprobs: Mapping[SequenceKey, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[SequenceKey, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    run_s: float = 0.0

@@ -61,12 +61,19 @@ class EngineSettings(ProcessSettings):
     )
     disaggregation: str = setting(
         "auto",
-        "auto: prefill long prompts on prefill workers; always: every prompt; never: none",
+        "auto: each prompt is prefilled where its first token is expected sooner, by measured rates; "
+        "always: on prefill workers; never: where it is decoded",
         text,
         choices=DISAGGREGATIONS,
     )
     local_prefill_max_tokens: int = setting(
         16, "prompts whose uncached part is no longer are prefilled where they are decoded", integer(0), unit="tokens"
+    )
+    itl_target_ms: float = setting(
+        100.0,
+        "how long a step should take at most that computes parts of prompts beside running sequences",
+        number(1, 60_000),
+        unit="ms",
     )
     stall_s: float = setting(
         10.0,

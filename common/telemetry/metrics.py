@@ -26,6 +26,10 @@ ENDPOINTS = frozenset(
 STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500, 503, 504})
 FINISHED_REASONS = frozenset({"stop", "length", "abort", "error"})
 HANDOVER_OUTCOMES = frozenset({"remote", "local", "retry", "lease_expired"})
+PREFILL_PLACES = frozenset({"local", "remote"})
+PREFILL_REASONS = frozenset({"setting", "alone", "absent", "short", "cached", "unmeasured", "probe", "cost"})
+"""Why a prompt was prefilled there: told to; it runs alone; no prefill worker is there; it is short; nothing is known
+elsewhere yet, and most of it is cached here, or not; to find out; the first token was expected sooner."""
 PLACEMENT_KINDS = frozenset({"first", "again"})
 FAILOVER_REASONS = frozenset({"lost", "stalled", "drained", "displaced", "failed", "refused", "unaccepted"})
 """Why a placement was given up: its worker was gone, made no progress or was leaving; it made room for a request that
@@ -185,6 +189,26 @@ class WorkerMetrics:
         self.handovers = Counter(
             "tandem_handovers", "Ends of attempts to have a prompt prefilled elsewhere", ["outcome"], registry=registry
         )
+        self.prefill_decisions = Counter(
+            "tandem_prefill_decisions",
+            "Prompts by where they are prefilled, and why",
+            ["place", "reason"],
+            registry=registry,
+        )
+        self.prefill_expected = Histogram(
+            "tandem_prefill_expected_seconds",
+            "From the beginning of a prefill to its first token, as expected when its place was chosen",
+            ["place"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.prefill_duration = Histogram(
+            "tandem_prefill_seconds",
+            "From the beginning of a prefill whose duration was expected to its first token",
+            ["place"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
         self.preemptions = Counter("tandem_preemptions", "Sequences preempted for want of blocks", registry=registry)
         self.nan_logits = Counter("tandem_nan_logits", "Sequences that failed with NaN logits", registry=registry)
         self.stale_messages = Counter(
@@ -252,6 +276,16 @@ class WorkerMetrics:
         """Count a pull that succeeded."""
         self.transfer_bytes.labels(transport=known(transport, TRANSPORTS)).inc(num_bytes)
         self.transfer_duration.observe(duration_s)
+
+    def note_decision(self, place: str, reason: str) -> None:
+        """Count where a prompt is prefilled (one of `PREFILL_PLACES`), and why (one of `PREFILL_REASONS`)."""
+        self.prefill_decisions.labels(place=known(place, PREFILL_PLACES), reason=known(reason, PREFILL_REASONS)).inc()
+
+    def note_prefill(self, place: str, expected_s: float, duration_s: float) -> None:
+        """Count a prefill that took `duration_s` at one of `PREFILL_PLACES` and was expected to take `expected_s`."""
+        label = known(place, PREFILL_PLACES)
+        self.prefill_expected.labels(place=label).observe(expected_s)
+        self.prefill_duration.labels(place=label).observe(duration_s)
 
     def note_handover(self, outcome: str) -> None:
         """Count the end of a hand-over attempt (one of `HANDOVER_OUTCOMES`)."""

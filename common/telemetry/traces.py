@@ -73,6 +73,10 @@ class Attribute:
     PLACEMENT = "tandem.placement"
     WORKER = "tandem.worker"
     CACHED_TOKENS = "tandem.prefill.cached_tokens"
+    PREFILL_PLACE = "tandem.prefill.place"
+    PREFILL_REASON = "tandem.prefill.reason"
+    PREFILL_LOCAL_S = "tandem.prefill.expected_local_s"
+    PREFILL_REMOTE_S = "tandem.prefill.expected_remote_s"
     PAGES = "tandem.transfer.pages"
     SOURCE = "tandem.transfer.source"
 

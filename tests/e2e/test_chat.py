@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two seats, so that a third request queues."""
-    options = ["--max-sequences", "2", "--token-budget", "256"]
+    options = ["--max-sequences", "2", "--token-budget", "256", "--disaggregation", "always"]
     running = Cluster(tmp_path_factory.mktemp("chat"), options).start()
     yield running
     running.stop()

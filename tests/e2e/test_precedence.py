@@ -33,6 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("precedence")
     model = write_tiny_llama(folder / "model", hidden=256, num_layers=4, intermediate=512, max_position=8192)
     options = ["--model", str(model), "--served-name", "random", "--dtype", "float32", "--threads", str(NUM_THREADS)]
+    options += ["--disaggregation", "always"]
     running = Cluster(folder / "state", options).start()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -33,16 +34,33 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def cluster(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def options(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A tiny model whose processes say all that they can say."""
     model = write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
     options = ["--model", str(model), "--served-name", "tiny", "--dtype", "float32", "--log-level", "debug"]
-    options += ["--otlp-endpoint", collector.endpoint, "--vllm-metrics"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        running = Cluster(tmp_path_factory.mktemp("traces"), options).start()
+    return [*options, "--otlp-endpoint", collector.endpoint, "--vllm-metrics"]
+
+
+@pytest.fixture(scope="module")
+def cluster(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Prompts are prefilled elsewhere."""
+    running = _started(tmp_path_factory.mktemp("traces"), *options, "--disaggregation", "always")
     yield running
     running.stop()
+
+
+@pytest.fixture
+def lone_cluster(options: list[str], tmp_path: Path) -> Iterator[Cluster]:
+    """Prompts are prefilled where they are decoded."""
+    running = _started(tmp_path / "state", *options, "--prefill", "0")
+    yield running
+    running.stop()
+
+
+def _started(folder: Path, *options: str) -> Cluster:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        return Cluster(folder, list(options)).start()
 
 
 @pytest.fixture
@@ -127,16 +145,26 @@ async def test_b124_the_trace_of_a_remote_prefill(client: aiohttp.ClientSession,
     assert spans["transfer"].attributes["tandem.transfer.pages"] == -(-num_prompt // 16)
     assert spans["transfer"].attributes["tandem.transfer.source"] == "prefill-0"
     assert spans["decode"].attributes["gen_ai.usage.output_tokens"] == 6
+    assert spans["decode"].attributes["tandem.prefill.place"] == "remote"
+    assert spans["decode"].attributes["tandem.prefill.reason"] == "setting"
 
 
-async def test_b124_the_trace_of_a_local_prefill(client: aiohttp.ClientSession, collector: Collector) -> None:
+async def test_b124_the_trace_of_a_local_prefill(lone_cluster: Cluster, collector: Collector) -> None:
     trace = secrets.token_hex(16)
-    await complete(client, LOCAL_PROMPT, trace)
+    async with aiohttp.ClientSession(lone_cluster.url) as client:
+        await complete(client, LOCAL_PROMPT, trace)
+        async with Observation(lone_cluster) as observation:
+            address = worker(await observation.overview(), Role.DECODE).record.metrics_address
+        metrics = await _metrics(client, f"http://{address}/metrics")
     spans = await asyncio.to_thread(collector.trace, trace, 6)
     check_family(spans)
     assert set(spans) == {SERVER, *STAGES}
     assert spans["prefill"].service == spans["decode"].service == "decode-worker"
     assert spans["prefill"].end_ns == spans["decode"].start_ns
+    assert spans["decode"].attributes["tandem.prefill.place"] == "local"
+    assert spans["decode"].attributes["tandem.prefill.reason"] == "absent"
+    assert metrics["tandem_prefill_tokens_total"] > 0
+    assert metrics['tandem_prefill_decisions_total{place="local",reason="absent"}'] > 0
 
 
 async def test_b124_a_caller_who_does_not_sample_is_respected(
@@ -214,10 +242,10 @@ async def test_metrics_of_every_process(cluster: Cluster, client: aiohttp.Client
     gateway = await _metrics(client, "/metrics")
     for name in ("tandem_prefill_tokens_total", "tandem_engine_steps_total", "tandem_engine_step_tokens_total"):
         assert prefill[name] > 0
-        assert decode[name] > 0
     assert prefill["tandem_prefill_tokens_total"] == prefill["tandem_engine_step_tokens_total"]
     assert decode["tandem_prefill_tokens_total"] < decode["tandem_engine_step_tokens_total"]
     assert decode['tandem_handovers_total{outcome="remote"}'] > 0
+    assert decode['tandem_prefill_decisions_total{place="remote",reason="setting"}'] > 0
     assert decode['tandem_transfer_bytes_total{transport="shm"}'] > 0
     assert decode["tandem_transfer_failures_total"] == 0
     assert decode["tandem_kv_blocks"] == decode["tandem_kv_blocks_free"]

@@ -132,7 +132,7 @@ PLANTS = (
         name="budget-overrun",
         rule="A step computes no more tokens than its budget.",
         file="decode_worker/scheduler.py",
-        text="            length = min(sequence.num_uncomputed, self._chunk_size, budget)\n",
+        text="            length = min(sequence.num_uncomputed, self._chunk_size, fair_share)\n",
         replacement="            length = min(sequence.num_uncomputed, self._chunk_size)\n",
         tests=(f"{DECODE}::TestBatch::test_decoding_comes_first_and_prompts_share_what_is_left",),
     ),

@@ -138,6 +138,7 @@ async def soak(options: Options, folder: Path) -> Findings:
         "TANDEM_RPC_PORT": str(rpc_port),
         "TANDEM_REUSE_PORT": "true",
         "TANDEM_DEADLINE_S": str(DEADLINE_S),
+        "TANDEM_DISAGGREGATION": "auto",
         **options.settings,
     }
     shape = Shape(num_prefill=2, num_decode=2, num_gateways=2, settings=settings)

@@ -1,5 +1,7 @@
 """A decode scheduler that runs without a model, one step at a time."""
 
+from collections.abc import Callable
+
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.scheduling.emission import Emission
@@ -30,6 +32,7 @@ class ScriptedDecode:
         chunk_size: int = 32,
         max_context: int = 512,
         max_preemptions: int = 8,
+        prompt_allowance: Callable[[int, int], int] | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, [0] * num_blocks)
         self.content = PagedContent(self.pool, block_size)
@@ -43,6 +46,7 @@ class ScriptedDecode:
             chunk_size=chunk_size,
             max_context=max_context,
             max_preemptions=max_preemptions,
+            prompt_allowance=prompt_allowance,
         )
         self.live: list[Sequence] = []
         self.told: list[Emission] = []

@@ -1,8 +1,11 @@
 """The decode worker's engine policy: where prompts are prefilled, and who owns pages that are being received."""
 
+import pytest
+
 from common.cache.pool import BlockPool
 from common.cache.prefix import PrefixCache
 from common.messages.ids import EntryId
+from common.messages.registry import StepCost
 from common.scheduling.emission import Emission
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.sequence import FinishReason, Sequence, SequenceKey
@@ -16,16 +19,19 @@ from decode_worker.core import (
     Event,
     FallBack,
     LetGo,
+    Placed,
     Refused,
     Reserved,
 )
 from decode_worker.first_token import FirstToken
+from decode_worker.placing import Backlog, Bounds, Decision, Place, Placing, Reason, There
 from decode_worker.scheduler import DecodeScheduler
 from tests.support.sequences import key, sequence
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 10
 LOCAL_MAX = 5
+BOUNDS = Bounds(chunk_size=32, token_budget=32, itl_target_s=1.0)
 
 
 class Core:
@@ -37,17 +43,21 @@ class Core:
         scheduler = DecodeScheduler(
             self.pool, prefix, block_size=BLOCK_SIZE, max_sequences=4, token_budget=32, chunk_size=32, max_context=40
         )
-        self.core = DecodeCore(scheduler, self.pool, prefix, BLOCK_SIZE, local_max)
+        self.core = DecodeCore(scheduler, self.pool, prefix, BLOCK_SIZE, Placing(BOUNDS, local_max))
         self.scheduler = scheduler
         self.begun: list[SequenceKey] = []
 
-    def admit(self, one: Sequence, *, may_go_remote: bool = True) -> list[Event]:
-        return list(self.core.obey(Admit(one, may_go_remote)))
+        self.decisions: list[Decision] = []
 
-    def step(self) -> list[Event]:
+    def admit(self, one: Sequence, *, may_go_remote: bool = True, there: There | None = None) -> list[Event]:
+        events = list(self.core.obey(Admit(one, may_go_remote, there=there)))
+        self.decisions += [event.decision for event in events if isinstance(event, Placed)]
+        return [event for event in events if not isinstance(event, Placed)]
+
+    def step(self, run_s: float = 0.0) -> list[Event]:
         plan, events = self.core.plan()
         tokens = {chunk.sequence.key: 7 for chunk in plan.chunks if chunk.samples}
-        events = [*events, *self.core.settle(plan, StepResult(tokens))]
+        events = [*events, *self.core.settle(plan, StepResult(tokens, run_s=run_s))]
         self.begun += [event.key for event in events if isinstance(event, Begun)]
         return [event for event in events if not isinstance(event, Begun)]
 
@@ -92,6 +102,41 @@ def test_nothing_goes_elsewhere_unless_it_may() -> None:
     core = Core()
     core.admit(sequence("long", range(20)), may_go_remote=False)
     assert isinstance(core.step()[0], Emission)
+
+
+def test_a_measured_prefill_worker_gets_what_it_computes_sooner() -> None:
+    core = Core()
+    for number in range(4):  # steps of 0.1 s
+        core.admit(sequence(str(number), [number] * 20, arrival=number, max_tokens=1), may_go_remote=False)
+        core.step(run_s=0.1)
+    fast, slow = There(StepCost(0.001, 0.0001, 0.0)), There(StepCost(0.2, 0.01, 0.0))
+    core.admit(sequence("slow there", range(50, 70), arrival=9), there=slow)
+    core.admit(sequence("fast there", range(70, 90), arrival=10), there=fast)
+    reasons = [(decision.place, decision.reason) for decision in core.decisions[-2:]]
+    assert reasons == [(Place.HERE, Reason.COST), (Place.THERE, Reason.COST)]
+    assert core.decisions[-1].num_tokens == 20
+
+
+def test_what_was_sent_away_counts_before_a_heartbeat_tells_it() -> None:
+    core = Core()
+    there = There(StepCost(0.001, 0.0001, 0.0), backlog=Backlog(0, 0))
+    core.admit(sequence("first", range(20)))
+    core.admit(sequence("second", range(20, 40), arrival=1), there=there)
+    (_, second) = core.decisions
+    assert second.there_s == pytest.approx(2 * 0.001 + 0.0001 * (20 + 20))
+
+
+def test_a_step_that_was_measured_is_told_with_the_load() -> None:
+    core = Core()
+    assert core.core.load(0).step_cost is None
+    core.admit(sequence("a", range(30), max_tokens=9), may_go_remote=False)
+    assert core.core.load(0).num_uncomputed == 30
+    for _ in range(3):
+        core.step(run_s=0.25)
+    load = core.core.load(3)
+    assert load.num_uncomputed == 0
+    assert load.step_cost is not None
+    assert load.step_cost.step_s(1, 32) == pytest.approx(0.25, rel=0.01)
 
 
 def test_the_span_that_is_missing_is_lent() -> None:

@@ -1,5 +1,7 @@
 """Decode scheduler: reports from the field, order and limits."""
 
+from typing import Any
+
 import pytest
 
 from common.errors import DoesNotFit, InvalidSetting
@@ -7,6 +9,8 @@ from common.messages.chain import chain_of
 from common.scheduling.emission import FailureCode
 from common.scheduling.plan import StepResult
 from common.scheduling.sequence import FinishReason
+from decode_worker.placing import Backlog
+from decode_worker.ticket import Intake
 from tests.support.scripted_decode import ScriptedDecode, solo
 from tests.support.sequences import key, sequence
 
@@ -117,7 +121,7 @@ class TestPreemption:
         assert [worker.output(name) for name in "ab"] == [solo([*range(110), place], 5) for place in range(2)]
         assert worker.num_steps < 20
 
-    def _overfull(self, **settings: int) -> ScriptedDecode:
+    def _overfull(self, **settings: Any) -> ScriptedDecode:
         worker = ScriptedDecode(6, 2, **settings)
         for place, name in enumerate("abc"):
             worker.add(sequence(name, [place, place, place], arrival=place, max_tokens=8))
@@ -219,9 +223,53 @@ class TestBatch:
         plan = worker.step()
         assert [(chunk.sequence.key, chunk.length) for chunk in plan.chunks] == [
             (key("decoding"), 1),
-            (key("long"), 15),
-            (key("next"), 4),
+            (key("long"), 9),
+            (key("next"), 10),
         ]
+
+    def test_a_short_prompt_does_not_wait_for_a_long_one(self) -> None:
+        worker = ScriptedDecode(max_sequences=3, token_budget=20, chunk_size=20)
+        worker.add(sequence("long", range(40), arrival=0))
+        worker.add(sequence("short", range(50, 54), arrival=1))
+        plan = worker.step()
+        assert [(chunk.sequence.key, chunk.length, chunk.samples) for chunk in plan.chunks] == [
+            (key("short"), 4, True),
+            (key("long"), 16, False),
+        ]
+
+    def test_more_prompts_than_tokens_are_computed_in_turn(self) -> None:
+        worker = ScriptedDecode(max_sequences=3, token_budget=3, chunk_size=3)
+        for place, name in enumerate("abc"):
+            worker.add(sequence(name, [place] * 6, arrival=place))
+        worker.run_until_idle()
+        assert [len(worker.output(name)) for name in "abc"] == [5, 5, 5]
+
+    def test_prompts_get_what_the_running_ones_allow(self) -> None:
+        asked: list[tuple[int, int]] = []
+
+        def allowance(num_decoding: int, num_pairs: int) -> int:
+            asked.append((num_decoding, num_pairs))
+            return 6 if num_decoding else 15
+
+        worker = ScriptedDecode(max_sequences=3, token_budget=20, chunk_size=20, prompt_allowance=allowance)
+        worker.add(sequence("first", range(20), arrival=0, max_tokens=9))
+        assert worker.step().num_tokens == 15
+        worker.step()
+        worker.add(sequence("second", range(30, 50), arrival=1))
+        assert [chunk.length for chunk in worker.step().chunks] == [1, 6]
+        assert asked == [(0, 0), (0, 0), (1, 21)]
+
+    def test_the_demand_counts_what_is_to_be_computed_here_and_elsewhere(self) -> None:
+        worker = ScriptedDecode(max_sequences=3, token_budget=20, chunk_size=8)
+        worker.add(sequence("decoding", range(5), arrival=0))
+        worker.step()
+        worker.add(sequence("here", range(10, 30), arrival=1))
+        worker.add(sequence("there", range(30, 40), arrival=2), Intake.REMOTE)
+        worker.step()
+        worker.add(sequence("waits", range(40, 44), arrival=3))
+        demand = worker.scheduler.demand
+        assert (demand.num_decoding, demand.num_pairs) == (1, 7)
+        assert (demand.here, demand.there) == (Backlog(2, 12 + 4), Backlog(1, 10))
 
     def test_seats_are_bounded_and_given_by_age(self) -> None:
         worker = ScriptedDecode(max_sequences=2)

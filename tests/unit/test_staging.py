@@ -15,6 +15,7 @@ from common.scheduling.sequence import SequenceKey
 from decode_worker import core as decode_core
 from decode_worker.core import DecodeCore
 from decode_worker.first_token import FirstToken
+from decode_worker.placing import Bounds, Placing
 from decode_worker.scheduler import DecodeScheduler
 from prefill_worker import core as prefill_core
 from prefill_worker.core import PrefillCore
@@ -90,7 +91,7 @@ def test_a_decode_worker_collects_received_pages_before_it_decodes() -> None:
     scheduler = DecodeScheduler(
         pool, prefix, block_size=4, max_sequences=2, token_budget=8, chunk_size=8, max_context=32
     )
-    core = DecodeCore(scheduler, pool, prefix, 4, 0, recorder)
+    core = DecodeCore(scheduler, pool, prefix, 4, Placing(Bounds(8, 8, 1.0), 0), recorder)
     sequence = make_sequence()
     core.obey(decode_core.Admit(sequence, may_go_remote=True))
     _, (reserved,) = core.plan()
@@ -107,7 +108,7 @@ def test_an_answer_that_ends_with_its_first_token_collects_nothing() -> None:
     scheduler = DecodeScheduler(
         pool, prefix, block_size=4, max_sequences=2, token_budget=8, chunk_size=8, max_context=32
     )
-    core = DecodeCore(scheduler, pool, prefix, 4, 0, recorder)
+    core = DecodeCore(scheduler, pool, prefix, 4, Placing(Bounds(8, 8, 1.0), 0), recorder)
     sequence = make_sequence(max_tokens=1)
     core.obey(decode_core.Admit(sequence, may_go_remote=True))
     core.plan()
