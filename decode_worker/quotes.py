@@ -45,12 +45,19 @@ class Quotes:
         return There(
             cost,
             len(loads),
-            Backlog(sum(_num_prompts(load) for load in loads), sum(load.num_uncomputed for load in loads)),
+            self._backlog(loads),
             self._token_bytes,
             self._pulled_bytes / self._pulled_s if self._pulled_s else None,
             self._handover_s,
             is_due=self._clock() - self._last_s > DUE_S,
         )
+
+    def _backlog(self, loads: list[WorkerLoad]) -> Backlog:
+        """Return what the prefill workers told. Where nobody else gives them work we know better what is left of ours:
+        a heartbeat and a look at the registry may be a second late."""
+        if len(self._peers.open(Role.DECODE)) < 2:
+            return Backlog()
+        return Backlog(sum(_num_prompts(load) for load in loads), sum(load.num_uncomputed for load in loads))
 
     def sent(self, decision: Decision) -> None:
         """A prompt was given away: the next probe is due later."""

@@ -22,12 +22,14 @@ class Market:
 
     def __init__(self, *loads: WorkerLoad) -> None:
         self.loads = loads
+        self.num_decode = 2
         self.now_s = 100.0
         self.quotes = Quotes(cast(Peers, self), TOKEN_BYTES, lambda: self.now_s)
 
     def open(self, role: Role) -> list[SimpleNamespace]:
-        assert role is Role.PREFILL
-        return [SimpleNamespace(load=load) for load in self.loads]
+        """Return the rows of a role."""
+        loads = self.loads if role is Role.PREFILL else [load()] * self.num_decode
+        return [SimpleNamespace(load=load) for load in loads]
 
     def handover_s(self) -> float:
         there = self.quotes.there()
@@ -51,6 +53,14 @@ def test_workers_of_one_price_share_their_backlog() -> None:
     assert (there.num_workers, there.backlog) == (3, Backlog(4, 750))
     assert there.cost.step_s(10, 1000) == pytest.approx(StepCost(0.02, 0.002, 2e-6).step_s(10, 1000))
     assert (there.token_bytes, there.link_bytes_per_s, there.handover_s) == (TOKEN_BYTES, None, FIRST_HANDOVER_S)
+
+
+def test_an_only_decode_worker_knows_better_what_is_left_of_its_prompts() -> None:
+    market = Market(load(num_running=2, num_uncomputed=700))
+    market.num_decode = 1
+    there = market.quotes.there()
+    assert there is not None
+    assert there.backlog == Backlog()
 
 
 def test_the_link_is_as_fast_as_the_last_pulls_together() -> None:
