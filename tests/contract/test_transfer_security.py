@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.errors import IncompatiblePeer, PeerUnreachable
@@ -16,6 +17,7 @@ from common.transfer import handshake, page_frames, tcp_peer
 from common.transfer.connection import Connection
 from common.transfer.host import host_id
 from common.transfer.listener import Listener
+from common.transfer.pool_header import PoolHeader
 from common.transfer.pool_memory import PoolMemory
 from common.transfer.puller import Puller
 from common.transfer.tcp_source import TcpSource
@@ -92,6 +94,68 @@ class TestHostilePeers:
         assert is_copied(ours, 1, 1, 1)
         assert not marker.exists()
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+    @pytest.mark.parametrize("num_blocks", [10**12, 2**63, 2**64 - 1])
+    async def test_b131_a_pool_of_an_impossible_size_costs_no_memory(self, tmp_path: Path, num_blocks: int) -> None:
+        """Its source knows the secret, and hands out a sealed file: only its numbers are wrong."""
+        theirs, ours = make_pool(), make_pool()
+        claimed = PoolHeader(theirs.header.epoch, theirs.header.page_bytes, num_blocks)
+
+        async def serve(connection: Connection) -> None:
+            secret = handshake.Secret.of(SECRET)
+            await handshake.welcome(connection, secret, handshake.Transport.SHARED_MEMORY, claimed)
+            with theirs.read_only_file() as fd:
+                connection.send_descriptor(fd)
+            await connection.receive(1)
+
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(str(tmp_path / "huge.sock"))
+        sock.listen()
+        listener = Listener(sock, serve)
+        before_bytes = psutil.Process().memory_info().vms
+        puller = Puller(ours, SECRET, host_id(), "shm")
+        with pytest.raises(IncompatiblePeer, match="another size"):
+            await puller.connect(TransferEndpoint("", 0, host_id(), str(tmp_path / "huge.sock")), claimed.epoch)
+        assert psutil.Process().memory_info().vms - before_bytes < 1 << 30
+        await puller.close()
+        await listener.close()
+        network = Network("shm", tmp_path)
+        async with network.stack:  # and an honest one is understood as ever
+            fill(theirs, [1], generation=1)
+            endpoint = await network.source(theirs).start()
+            await network.puller(ours).pull(endpoint, theirs.header.epoch, copies([(1, 1)], 1))
+            assert is_copied(ours, 1, 1, 1)
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            struct.pack("<4sBI", b"tpRp", page_frames.Status.PAGES, 2**32 - 1),
+            struct.pack("<4sBI", b"tpRp", 9, 1),
+            struct.pack("<4sBI", b"XXXX", page_frames.Status.PAGES, 1),
+            b"\x91" * 100_000,
+        ],
+        ids=["too many pages", "unknown status", "wrong magic", "deep arrays"],
+    )
+    async def test_b131_a_reply_of_impossible_numbers_ends_the_pull(self, reply: bytes) -> None:
+        theirs, ours = make_pool(), make_pool()
+        before = bytes(ours.pages)
+
+        async def serve(connection: Connection) -> None:
+            claimed = PoolHeader(theirs.header.epoch, theirs.header.page_bytes, 2**64 - 1)
+            await handshake.welcome(connection, handshake.Secret.of(SECRET), handshake.Transport.TCP, claimed)
+            await connection.receive(page_frames.REQUEST_BYTES + page_frames.PAGE_BYTES)
+            await connection.send(reply)
+            await connection.receive(1)
+
+        sock = socket.create_server(("127.0.0.1", 0))
+        listener = Listener(sock, serve)
+        puller = Puller(ours, SECRET, host_id(), "tcp")
+        endpoint = TransferEndpoint("127.0.0.1", sock.getsockname()[1])
+        with pytest.raises(PeerUnreachable, match="page reply"):
+            await puller.pull(endpoint, theirs.header.epoch, copies([(0, 0)], 0))
+        assert bytes(ours.pages) == before
+        await puller.close()
+        await listener.close()
 
     async def test_b131_a_silent_peer_is_dropped(self, wire: Network, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in ("shm_source", "tcp_source"):

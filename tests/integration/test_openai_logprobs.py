@@ -1,8 +1,9 @@
 """Logprobs in both shapes: one entry per token, streamed or not, whatever of the text is held back."""
 
+import json
 import math
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -239,6 +240,42 @@ async def test_b012_impossible_tokens_are_minus_9999(gateway: Gateway, streams: 
     logprobs = answer["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-9999.0]
     assert set(logprobs["top_logprobs"][0].values()) == {0.0, -9999.0}
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+GUIDED = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
+
+
+def no_constant(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_b012_an_answer_within_a_schema_has_logprobs_that_are_json(gateway: Gateway, streams: bool) -> None:
+    """What a grammar forbids, or the model holds impossible, is told by the number that OpenAI has for it."""
+    gateway.engine.cards = [tiny_card(TOKENIZER)]  # a model whose answers end
+    ids = byte_ids(TOKENIZER, '{"a": 1}')
+    forced = [
+        TokenLogprobs(-math.inf if index % 2 else -0.5, ((7, 0.0), *((other, -math.inf) for other in range(8, 27))))
+        for index in range(len(ids))
+    ]
+    gateway.engine.play([Say(0, tuple(ids), tuple(forced)), Stop()])
+    body = chat_body(stream=streams, logprobs=True, top_logprobs=20, max_tokens=30, **GUIDED)
+    async with gateway.session.post(gateway.url + CHAT, json=body) as response:
+        assert response.status == 200
+        text = await response.text()
+    documents = [line.removeprefix("data: ") for line in text.splitlines()] if streams else [text]
+    answers = [json.loads(each, parse_constant=no_constant) for each in documents if each and each != "[DONE]"]
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    messages = [choice["delta" if streams else "message"] for choice in choices]
+    assert json.loads("".join(message.get("content") or "" for message in messages)) == {"a": 1}
+    entries = [entry for choice in choices for entry in (choice["logprobs"] or {"content": []})["content"]]
+    assert [entry["logprob"] for entry in entries] == [-9999.0 if index % 2 else -0.5 for index in range(len(ids))]
+    for entry in entries:
+        assert [top["logprob"] for top in entry["top_logprobs"]] == [0.0] + [-9999.0] * 19
+    (asked,) = gateway.engine.requests
+    assert asked.sampling.grammar is not None
+    assert asked.sampling.num_logprobs == 20
 
 
 async def test_tokens_with_the_same_text_share_an_entry_that_is_the_likeliest(gateway: Gateway) -> None:
