@@ -59,7 +59,7 @@ class Filling(Generic[AnyT]):
     def __init__(self, outbox: Outbox[AnyT], work: Coroutine[object, object, None]) -> None:
         self._outbox = outbox
         self._work = work
-        self._task: asyncio.Task[None]
+        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "asyncio.Task[None]":
         task, outbox = asyncio.create_task(self._work), self._outbox
@@ -68,8 +68,8 @@ class Filling(Generic[AnyT]):
         return task
 
     async def __aexit__(self, *_: object) -> None:
-        task = self._task
-        del self._task, self._work  # its error may lead here: a ring of garbage
+        task, self._task = self._task, None  # its error may lead here: a ring of garbage
+        assert task is not None
         self._outbox.close()
         task.cancel()
         await asyncio.wait([task])

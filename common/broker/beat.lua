@@ -64,7 +64,7 @@ redis.call('HSET', WORKERS, name, cmsgpack.pack({
 redis.call('HSET', RECORDS, name, record)
 redis.call('HSET', LOADS, name, load)
 keep(WORKERS, RECORDS, LOADS)
-for _, key in ipairs({stream, held, prefixes}) do
+for _, key in ipairs({stream, held, prefixes, KEYS[FIRST_LANE + 3]}) do
   redis.call('PEXPIRE', key, STREAM_TTL)
 end
 

@@ -19,6 +19,7 @@ places                 hash    request -> its placement and where (packed)    pl
 ages                   zset    request -> last change of its place (ms)       place, drain         record TTL
 jobs:<worker>:<epoch>  stream  Jobs of one incarnation of a worker            place, drain         stream TTL of a beat
 held:<worker>:<epoch>  hash    entry of that stream -> room it reserves       place, drain         as its stream
+sum:<worker>:<epoch>   string  what all of these reserve, and how many        place, drain, beat   as its stream
 prefixes:<w..>:<e..>   set     hashes of prefixes in that worker's cache      tell_prefixes        as its stream
 prefill:<fingerprint>  stream  PrefillTasks, group `prefill`                  publish, claim       task TTL of a publish
 
@@ -74,21 +75,19 @@ class Keys:
         self.flows: Final = self._prefix + "flows"
         self.shares: Final = self._prefix + "shares"
         self.backlog: Final = self._prefix + "backlog"
-
-    @property
-    def queue(self) -> tuple[str, ...]:
-        """The fixed keys of every script that moves jobs, in the order that `queue.lua` expects."""
         moving = (self.workers, self.gateways, self.waiting, self.parked, self.places, self.ages, self.pulse)
-        return (*moving, self.flows, self.shares, self.backlog)
+        self.queue: Final[tuple[str, ...]] = (*moving, self.flows, self.shares, self.backlog)
+        """The fixed keys of every script that moves jobs, in the order that `queue.lua` expects."""
 
     @property
     def registry(self) -> tuple[str, ...]:
         """The keys of what workers say about themselves."""
         return (self.workers, self.records, self.loads)
 
-    def lane(self, worker: WorkerId, epoch: Epoch) -> tuple[str, str, str]:
-        """The stream of one incarnation of a worker, the reservations of its entries, and what its cache has."""
-        return self.jobs(worker, epoch), self.held(worker, epoch), self.prefixes(worker, epoch)
+    def lane(self, worker: WorkerId, epoch: Epoch) -> tuple[str, str, str, str]:
+        """The stream of one incarnation of a worker, the reservations of its entries, what its cache has, and the sum
+        of the reservations."""
+        return self.jobs(worker, epoch), self.held(worker, epoch), self.prefixes(worker, epoch), self.sum(worker, epoch)
 
     def jobs(self, worker: WorkerId, epoch: Epoch) -> str:
         """Stream of jobs for one incarnation of a worker."""
@@ -97,6 +96,10 @@ class Keys:
     def held(self, worker: WorkerId, epoch: Epoch) -> str:
         """Room reserved by the entries of that stream."""
         return f"{self._prefix}held:{escape(worker)}:{epoch}"
+
+    def sum(self, worker: WorkerId, epoch: Epoch) -> str:
+        """What these entries reserve together."""
+        return f"{self._prefix}sum:{escape(worker)}:{epoch}"
 
     def prefixes(self, worker: WorkerId, epoch: Epoch) -> str:
         """Hashes of the prefixes that one incarnation of a worker has in its cache."""

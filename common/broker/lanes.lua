@@ -3,8 +3,8 @@
 -- A place is {placement, state, arrival, paid, ...}: 'waiting' with member, gateway, blocks, seats, tokens, fingerprint and
 -- `ends` (its deadline, if any), 'placed' with worker, epoch and entry, or 'withdrawn', the tombstone that refuses a place
 -- which arrives later. `paid`: a placement of the request was given to a worker, and its tenant charged.
--- A lane is a worker's stream as seen by one call: what it has left after the reservations of its entries (HELD: blocks,
--- seats and tokens of each).
+-- A lane is a worker's stream as seen by one call: what it has left after the reservations of its entries (held: blocks,
+-- seats and tokens of each; sum: of all of them, and of how many).
 
 local SWEEP = 16 -- old places that one call forgets; a call makes at most one
 local SEQUENCE_TOKENS = 64 -- a sequence at work weighs as much as so many tokens to compute
@@ -55,24 +55,56 @@ end
 
 -- Lanes ----------------------------------------------------------------------------------------------------------
 
+local function note_sum(lane)
+  local sum = lane.sum
+  redis.call('SET', lane.sum_key, string.format('%d %d %d %d', sum.blocks, sum.seats, sum.tokens, sum.entries),
+    'PX', STREAM_TTL)
+end
+
+-- Looking at every entry took as long as all the rest of a placement where 200 had come since the worker's last beat. A
+-- sum of another number of entries is none of those that are there: a beat has absorbed some, or who wrote them keeps no
+-- sum.
+local function load_sum(lane)
+  local entries = redis.call('HLEN', lane.held)
+  local noted = redis.call('GET', lane.sum_key)
+  if noted then
+    local blocks, seats, tokens, num = string.match(noted, '^(%d+) (%d+) (%d+) (%d+)$')
+    if tonumber(num) == entries then
+      return {blocks = tonumber(blocks), seats = tonumber(seats), tokens = tonumber(tokens), entries = entries}
+    end
+  end
+  local sum = {blocks = 0, seats = 0, tokens = 0, entries = entries}
+  for _, entry in ipairs(redis.call('HVALS', lane.held)) do
+    local blocks, seats, tokens = string.match(entry, '^(%d+) (%d+) (%d+)$')
+    sum.blocks, sum.seats, sum.tokens = sum.blocks + blocks, sum.seats + seats, sum.tokens + tokens
+  end
+  lane.sum = sum
+  note_sum(lane)
+  return sum
+end
+
+local function add_to_sum(lane, sign, blocks, seats, tokens)
+  local sum = lane.sum
+  sum.blocks, sum.seats = sum.blocks + sign * blocks, sum.seats + sign * seats
+  sum.tokens, sum.entries = sum.tokens + sign * tokens, sum.entries + sign
+  note_sum(lane)
+end
+
 local function open_lane(index, name, epoch, cost)
   local first = FIRST_LANE + KEYS_PER_LANE * index
   local lane = {
-    worker = name, epoch = epoch, cost = cost, stream = KEYS[first], held = KEYS[first + 1], prefixes = KEYS[first + 2],
+    worker = name, epoch = epoch, cost = cost, stream = KEYS[first], held = KEYS[first + 1],
+    prefixes = KEYS[first + 2], sum_key = KEYS[first + 3],
   }
   local worker = load_row(WORKERS, name)
   if not (worker and worker.open and worker.epoch == epoch and worker.expires > now) then
     return lane
   end
-  local blocks, seats, tokens = 0, 0, 0
-  for _, entry in ipairs(redis.call('HVALS', lane.held)) do
-    local held_blocks, held_seats, held_tokens = string.match(entry, '^(%d+) (%d+) (%d+)$')
-    blocks, seats, tokens = blocks + held_blocks, seats + held_seats, tokens + held_tokens
-  end
-  lane.open, lane.total, lane.fingerprint = true, worker.total, worker.fingerprint
+  local sum = load_sum(lane)
+  lane.sum, lane.open, lane.total, lane.fingerprint = sum, true, worker.total, worker.fingerprint
   lane.capacity = worker.seats + worker.busy
-  lane.free, lane.seats, lane.busy = worker.free - blocks, worker.seats - seats, worker.busy + seats
-  lane.tokens = tokens
+  lane.free, lane.seats, lane.busy = worker.free - sum.blocks, worker.seats - sum.seats, worker.busy + sum.seats
+  lane.tokens = sum.tokens
   return lane
 end
 
@@ -128,6 +160,7 @@ local function append(lane, request, place, job)
   redis.call('HSET', lane.held, entry, string.format('%d %d %d', place.blocks, place.seats, lane.uncached))
   redis.call('PEXPIRE', lane.stream, STREAM_TTL)
   redis.call('PEXPIRE', lane.held, STREAM_TTL)
+  add_to_sum(lane, 1, place.blocks, place.seats, lane.uncached)
   lane.free, lane.seats, lane.busy = lane.free - place.blocks, lane.seats - place.seats, lane.busy + place.seats
   lane.tokens = lane.tokens + lane.uncached
   remember(request, {
@@ -217,6 +250,7 @@ local function remove(request, place, lanes)
           local blocks, seats, tokens = string.match(held, '^(%d+) (%d+) (%d+)$')
           lane.free, lane.seats, lane.busy = lane.free + blocks, lane.seats + seats, lane.busy - seats
           lane.tokens = lane.tokens - tokens
+          add_to_sum(lane, -1, blocks, seats, tokens)
         end
       end
       return true

@@ -6,4 +6,4 @@ if packed and cmsgpack.unpack(packed).epoch == ARGV[2] then
     redis.call('HDEL', KEYS[index], ARGV[1])
   end
 end
-return redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
+return redis.call('DEL', unpack(KEYS, 4))

@@ -35,10 +35,10 @@ class Waiting:
 class Whereabouts:
     """Where a placement is, as far as Redis knows (constants)."""
 
-    WAITING = "waiting"
-    PLACED = "placed"
+    WAITING: Final = "waiting"
+    PLACED: Final = "placed"
     """In some worker's stream, not yet absorbed."""
-    UNKNOWN = "unknown"
+    UNKNOWN: Final = "unknown"
     """Absorbed by a worker, or lost."""
 
 

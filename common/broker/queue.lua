@@ -1,14 +1,14 @@
 -- First part of the prelude of every script that moves jobs: keys, clock and leases. `order` and `lanes` follow.
 --
--- KEYS 1-10: workers gateways waiting parked places ages pulse flows shares backlog; behind them three per lane: stream,
--- held, prefixes.
+-- KEYS 1-10: workers gateways waiting parked places ages pulse flows shares backlog; behind them four per lane: stream,
+-- held, prefixes, sum.
 -- ARGV 1-4: stream TTL, record TTL, gateway TTL, ageing, in ms. ARG is the offset of a script's own arguments.
 --
 -- A worker is {epoch, expires, seen, open, total, free, seats, busy, absorbed, former, fingerprint}; `open`: a ready
 -- decode worker.
 
 local WORKERS, GATEWAYS, WAITING, PARKED, PLACES, AGES, PULSE, FLOWS, SHARES, BACKLOG = unpack(KEYS, 1, 10)
-local FIRST_LANE, KEYS_PER_LANE = 11, 3
+local FIRST_LANE, KEYS_PER_LANE = 11, 4
 local STREAM_TTL, RECORD_TTL, GATEWAY_TTL = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local AGEING = tonumber(ARGV[4])
 local ARG = 4

@@ -96,7 +96,7 @@ class RedisJobQueue:
 
     async def read(self, worker: WorkerId, epoch: Epoch, after: EntryId | None, block_s: float) -> list[QueuedJob]:
         """Return jobs addressed to that incarnation behind `after`, waiting up to `block_s` for the first one."""
-        stream, held, _ = self._keys.lane(worker, epoch)
+        stream, held = self._keys.jobs(worker, epoch), self._keys.held(worker, epoch)
         try:
             reply = await self._connection.read(
                 block_s, "XREAD", "COUNT", NUM_JOBS_PER_READ, streams=(stream, after or "0-0")
@@ -148,9 +148,9 @@ class RedisJobQueue:
         self,
         script: scripts.Script,
         arguments: Sequence[Argument],
-        lanes: Sequence[tuple[WorkerId, Epoch, *tuple[float, ...]]],
+        lanes: Sequence[tuple[WorkerId, Epoch] | tuple[WorkerId, Epoch, float]],
     ) -> list[Any]:
-        keys = [key for worker, epoch, *_ in lanes for key in self._keys.lane(worker, epoch)]
+        keys = [key for lane in lanes for key in self._keys.lane(lane[0], lane[1])]
         flat = [value for lane in lanes for value in lane]
         answer: list[Any] = await self._connection.run(
             script, (*self._keys.queue, *keys), *self._limits, *arguments, *flat

@@ -5,7 +5,7 @@ import pytest
 from common.broker.connection import RedisConnection
 from common.broker.keys import MODELS, Keys
 from common.broker.policy import BrokerPolicy
-from common.broker.protocols import PrefixNews, Waiting
+from common.broker.protocols import Placed, PrefixNews, Waiting
 from common.broker.redis_broker import RedisBroker
 from common.messages.ids import Epoch, PlacementNumber, RequestId, WorkerId
 from tests.support.broker_calls import ONLY_D0
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.redis
 
 KEYS = Keys(MODEL)
 TASKS = KEYS.prefill(FINGERPRINT)
-JOBS, HELD, PREFIXES = KEYS.lane(D0, EPOCH)
+JOBS, HELD, PREFIXES, SUM = KEYS.lane(D0, EPOCH)
 
 
 class TestRubbish:
@@ -91,6 +91,43 @@ class TestRubbish:
         assert {row[1] for row in rows} & {b"idle:1", b"busy:2"} == {b"busy:2"}
 
 
+class TestReservations:
+    async def test_a_placement_looks_at_no_entry_of_others(
+        self, connection: RedisConnection, broker: RedisBroker
+    ) -> None:
+        await broker.registry.beat(worker_record(), worker_load(100))
+        await connection.call("CONFIG", "RESETSTAT")
+        for number in range(4):
+            assert isinstance(await broker.jobs.place(make_job(f"r{number}"), 10, ONLY_D0), Placed)
+        assert b"cmdstat_hvals" not in await connection.call("INFO", "commandstats")
+        assert await connection.call("GET", SUM) == b"40 4 %d 4" % (4 * make_job("r").num_prompt_tokens)
+        assert await broker.jobs.place(make_job("large"), 70, ONLY_D0) == Waiting(0)
+
+    async def test_a_withdrawn_job_is_in_no_sum(self, connection: RedisConnection, broker: RedisBroker) -> None:
+        await broker.registry.beat(worker_record(), worker_load(20))
+        for request in ("a", "b"):
+            await broker.jobs.place(make_job(request), 10, ONLY_D0)
+        await broker.jobs.withdraw(RequestId("a"), PlacementNumber(1))
+        assert await connection.call("GET", SUM) == b"10 1 %d 1" % make_job("b").num_prompt_tokens
+        assert isinstance(await broker.jobs.place(make_job("c"), 10, ONLY_D0), Placed)
+
+    @pytest.mark.parametrize("sum_of_others", [None, b"0 0 0 0", b"7 1 7 2"])
+    async def test_a_sum_of_another_number_of_entries_is_made_anew(
+        self, connection: RedisConnection, broker: RedisBroker, sum_of_others: bytes | None
+    ) -> None:
+        """As while gateways of a version without sums place jobs, and when Redis has lost one key alone."""
+        await broker.registry.beat(worker_record(), worker_load(20))
+        await connection.call("HSET", HELD, "1-1", "15 1 16")
+        if sum_of_others is None:
+            await connection.call("DEL", SUM)
+        else:
+            await connection.call("SET", SUM, sum_of_others)
+        assert await broker.jobs.place(make_job("a"), 10, ONLY_D0) == Waiting(0)
+        await connection.call("HDEL", HELD, "1-1")
+        assert isinstance(await broker.jobs.place(make_job("b"), 10, ONLY_D0), Placed)
+        assert len(await broker.jobs.read(D0, EPOCH, None, 0.0)) == 2
+
+
 class TestGrowth:
     async def test_b121_nothing_grows_with_the_number_of_requests(self, connection: RedisConnection) -> None:
         policy = BrokerPolicy(record_ttl_s=0.05)
@@ -141,5 +178,5 @@ class TestGrowth:
         await tasks.publish(make_task("a"))
         await broker.prefixes.tell(D0, EPOCH, PrefixNews(0, [b"12345678"]))
         keys = [key.decode() for key in await connection.call("KEYS", "*")]
-        assert {*KEYS.queue, *KEYS.registry, KEYS.card, JOBS, HELD, PREFIXES, TASKS, MODELS} == set(keys)
+        assert {*KEYS.queue, *KEYS.registry, KEYS.card, JOBS, HELD, PREFIXES, SUM, TASKS, MODELS} == set(keys)
         assert {key: ttl for key in keys if (ttl := await connection.call("PTTL", key)) < 0} == {}

@@ -49,7 +49,7 @@ class Idleness:
         try:
             overview = await self._cluster.overview()
             for state in overview.workers:
-                stream, held, _ = keys.lane(state.record.worker, state.record.epoch)
+                stream, held, *_ = keys.lane(state.record.worker, state.record.epoch)
                 if await connection.call("XLEN", stream) or await connection.call("HLEN", held):
                     left.append(f"jobs of {state.record.worker}")
             for fingerprint in {state.record.fingerprint for state in overview.workers}:
