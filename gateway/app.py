@@ -29,16 +29,23 @@ from gateway.guidance.grammars import Grammars
 from gateway.served_models import ServedModels
 from gateway.service import Service
 from gateway.settings import GatewaySettings
+from gateway.under_way import UnderWay
 from gateway.vllm_aliases import VllmAliases
 
 
 def create_app(
-    engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics, entrance: Entrance
+    engine: Engine,
+    settings: GatewaySettings,
+    metrics: GatewayMetrics,
+    entrance: Entrance,
+    under_way: UnderWay | None = None,
 ) -> web.Application:
-    """Return the application that serves `engine`'s models to those whom `entrance` lets in."""
+    """Return the application that serves `engine`'s models to those whom `entrance` lets in; `under_way` can end what
+    it serves.
+    """
     around = (use_connection, observe, answer_errors, authenticate)
     app = web.Application(middlewares=around, client_max_size=settings.max_body_bytes)
-    service = app[SERVICE] = _service(engine, settings, metrics, entrance)
+    service = app[SERVICE] = _service(engine, settings, metrics, entrance, under_way or UnderWay())
     if settings.vllm_metrics:
         app[VLLM_ALIASES] = VllmAliases(service.metrics, service.models)
     app.on_response_prepare.append(echo_request_id)
@@ -61,7 +68,9 @@ def create_app(
     return app
 
 
-def _service(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics, entrance: Entrance) -> Service:
+def _service(
+    engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics, entrance: Entrance, under_way: UnderWay
+) -> Service:
     executor = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
     grammars = Grammars(settings.num_grammar_compilers, settings.grammar_timeout_s)
     return Service(
@@ -72,6 +81,7 @@ def _service(engine: Engine, settings: GatewaySettings, metrics: GatewayMetrics,
         settings=settings,
         executor=executor,
         entrance=entrance,
+        under_way=under_way,
     )
 
 

@@ -46,6 +46,7 @@ from gateway.rpc.generation import Generation
 from gateway.rpc.listener import RpcAddress, serve_rpc
 from gateway.server import accept_from, answer_at, close, ignore, listen, port_of, set_up
 from gateway.settings import GatewaySettings
+from gateway.under_way import UnderWay
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class ClusterEnd:
     """A gateway's end of its cluster: generates, and ends requests by their id wherever they are."""
 
     engine: Dispatcher
+    under_way: UnderWay
     cancels: CancelBoard
 
 
@@ -96,7 +98,8 @@ async def open_cluster(
     roster = Roster(gateway, feeds, RedisModelIndex(connection).models, open_model, metrics)
     dispatcher.attach(roster, feeds)
     canary = Canary(dispatcher, partial(list_targets, roster), proofs, metrics, settings.canary_interval_s)
-    cancels = CancelBoard(RedisNoticeBoard(connection), dispatcher.cancel)
+    under_way = UnderWay(dispatcher.cancel)
+    cancels = CancelBoard(RedisNoticeBoard(connection), under_way.cancel)
     laggards = Laggards(dispatcher.streams, settings.max_unread_bytes)
     tasks = [
         asyncio.create_task(roster.watch(), name="roster"),
@@ -107,7 +110,7 @@ async def open_cluster(
     for task in tasks:
         task.add_done_callback(_tell_of_mistake)
     try:
-        yield ClusterEnd(dispatcher, cancels)
+        yield ClusterEnd(dispatcher, under_way, cancels)
     finally:
         for task in tasks:
             task.cancel()
@@ -148,7 +151,7 @@ async def _run(settings: GatewayProcessSettings, gateway: GatewayId) -> int:
             open_entrance(settings) as entrance,
             open_cluster(gateway, settings, metrics) as cluster,
         ):
-            app = create_app(cluster.engine, app_settings, metrics, entrance)
+            app = create_app(cluster.engine, app_settings, metrics, entrance, cluster.under_way)
             generation = Generation(app[SERVICE], cluster.cancels.cancel)
             credentials = None if certificates is None else certificates.credentials()
             address = RpcAddress(settings.host, settings.rpc_port, settings.reuse_port, credentials)

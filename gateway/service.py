@@ -11,6 +11,7 @@ from gateway.engine import Engine
 from gateway.entrance import Entrance
 from gateway.served_models import ServedModels
 from gateway.settings import GatewaySettings
+from gateway.under_way import UnderWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Service:
     entrance: Entrance
     brake: Brake = field(default_factory=Brake)
     connections: Connections = field(default_factory=Connections)
+    under_way: UnderWay = field(default_factory=UnderWay)
 
     def close(self) -> None:
         """Let the threads end."""

@@ -80,7 +80,8 @@ async def serve(
 ) -> WrittenT:
     """Let the request in and return what `write` makes of it; then all that it holds has been released.
 
-    Raises what is wrong with it or refuses it, and `DeadlineExceeded` or `Draining` also in the middle of `write`.
+    Raises what is wrong with it or refuses it, and `DeadlineExceeded`, `RequestCancelled` or `Draining` also in the
+    middle of `write`.
     """
     visit.caller.require(request.model, request.sampling.priority)
     deadline = Deadline(visit.limit_s, visit.arrived_s)
@@ -89,10 +90,12 @@ async def serve(
         service.brake.check(flow, visit.limit_s)
         try:
             async with deadline.enforced(), AsyncExitStack() as held:
-                with visit.span.stage(Stage.ADMIT), record.timed(Stage.ADMIT):
-                    metering = await held.enter_async_context(service.admission.reserve(visit.claim(request, record)))
-                accepted = await accept(service, request, visit.request, visit.span, deadline, record, metering)
-                return await write(Serving(service, accepted, record, visit.span))
+                with service.under_way.stay(visit.request, visit.caller.tenant):
+                    with visit.span.stage(Stage.ADMIT), record.timed(Stage.ADMIT):
+                        claim = visit.claim(request, record)
+                        metering = await held.enter_async_context(service.admission.reserve(claim))
+                    accepted = await accept(service, request, visit.request, visit.span, deadline, record, metering)
+                    return await write(Serving(service, accepted, record, visit.span))
         except Overloaded as error:
             service.brake.note(flow, visit.limit_s, error)
             raise

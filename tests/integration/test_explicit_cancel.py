@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,14 @@ from gateway.rpc.listener import RpcAddress, serve_rpc
 from gateway.server import close, port_of, serve
 from gateway.service import Service
 from gateway.settings import GatewaySettings
+from gateway.under_way import UnderWay
 from proto import worker_pb2
 from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationStub
 from tests.support.broker_records import FINGERPRINT
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, job_of, quicken
 from tests.support.polling import until
-from tests.support.rpc_gateway import channel_to
+from tests.support.rpc_gateway import channel_to, trailing_of
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 from tests.support.tiny_tokenizer import byte_ids, byte_level_tokenizer, tiny_card
 
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 PATH = "/v1/completions"
+LONG = "word " * 1000
+"""Too long to be tokenised by the event loop, and short enough for its body to be read there."""
+
 TOKENIZER = byte_level_tokenizer()
 CARD = msgspec.structs.replace(tiny_card(TOKENIZER), model=MODEL, fingerprint=FINGERPRINT)
 
@@ -52,6 +57,7 @@ class Gateway:
     harness: DispatchHarness
     worker: ScriptedWorker
     http: aiohttp.ClientSession
+    service: Service
     own: "GenerationAsyncStub"
     other: "GenerationAsyncStub"
 
@@ -75,14 +81,16 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
     harness, notices = DispatchHarness(), MemoryNoticeBoard()
     await harness.broker.registry.publish_card(CARD)
     worker = await harness.add_worker("decode-0")
-    app = create_app(harness.dispatcher, GatewaySettings(), GatewayMetrics(CollectorRegistry()), OPEN_ENTRANCE)
+    under_way = UnderWay(harness.dispatcher.cancel)
+    metrics = GatewayMetrics(CollectorRegistry())
+    app = create_app(harness.dispatcher, GatewaySettings(), metrics, OPEN_ENTRANCE, under_way)
     runner = await serve(app, HOST, 0)
     async with AsyncExitStack() as stack:
         service = app[SERVICE]
-        own = await stack.enter_async_context(_rpc(service, CancelBoard(notices, harness.dispatcher.cancel)))
+        own = await stack.enter_async_context(_rpc(service, CancelBoard(notices, under_way.cancel)))
         other = await stack.enter_async_context(_rpc(service, CancelBoard(notices, lambda request, tenant: False)))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{HOST}:{port_of(runner)}"))
-        yield Gateway(harness, worker, http, own, other)
+        yield Gateway(harness, worker, http, service, own, other)
     await close(runner, 0)
     await harness.close()
 
@@ -140,6 +148,65 @@ async def test_a_waiting_request_is_withdrawn(gateway: Gateway) -> None:
     assert (await asking)[0] == 499
     await gateway.worker.beat()
     assert gateway.worker.jobs.empty()
+
+
+@contextmanager
+def all_tokenizers_busy(service: Service) -> Iterator[None]:
+    """Whatever is to be tokenised in a thread waits until the block is left."""
+    may_go_on = threading.Event()
+    held = [service.executor.submit(may_go_on.wait, DEADLINE_S) for _ in range(service.settings.num_tokenizer_threads)]
+    try:
+        yield
+    finally:
+        may_go_on.set()
+        assert all(each.result() for each in held)
+
+
+@pytest.mark.parametrize("through", ["own", "other"])
+async def test_a_request_of_http_that_is_being_tokenised_ends_at_once(gateway: Gateway, through: str) -> None:
+    stub: GenerationAsyncStub = getattr(gateway, through)
+    with all_tokenizers_busy(gateway.service):
+        asking = asyncio.create_task(_ask(gateway.http, body(prompt=LONG)))
+        await until(lambda: gateway.service.admission.num_running == 1, "it is admitted")
+        [request] = gateway.service.under_way._stays
+        assert (await stub.Cancel(pb.CancelRequest(id=f"cmpl-{request}"))).is_known
+        status, answer = await asking
+        assert (status, answer["error"]["code"]) == (499, "request_cancelled")
+        assert gateway.service.admission.num_running == 0
+        assert not (await stub.Cancel(pb.CancelRequest(id=request))).is_known
+    assert gateway.worker.jobs.empty()
+    await _still_serves(gateway)
+
+
+async def test_a_call_that_is_being_tokenised_ends_at_once(gateway: Gateway) -> None:
+    with all_tokenizers_busy(gateway.service):
+        call = gateway.own.Generate(pb.GenerateRequest(model=MODEL, text=LONG), timeout=DEADLINE_S)
+        request = str(dict(await call.initial_metadata())["x-request-id"])
+        assert (await gateway.own.Cancel(pb.CancelRequest(id=request))).is_known
+        with pytest.raises(grpc.aio.AioRpcError) as end:
+            await call.read()
+        assert end.value.code() is grpc.StatusCode.CANCELLED
+        assert trailing_of(end.value)["tandem-error-code"] == "request_cancelled"
+        assert gateway.service.admission.num_running == 0
+    assert gateway.worker.jobs.empty()
+    await _still_serves(gateway)
+
+
+async def test_a_client_that_leaves_while_it_is_tokenised_leaves_nothing(gateway: Gateway) -> None:
+    with all_tokenizers_busy(gateway.service):
+        call = gateway.own.Generate(pb.GenerateRequest(model=MODEL, text=LONG), timeout=DEADLINE_S)
+        request = str(dict(await call.initial_metadata())["x-request-id"])
+        call.cancel()
+        await until(lambda: gateway.service.admission.num_running == 0, "it is gone")
+        assert not (await gateway.own.Cancel(pb.CancelRequest(id=request))).is_known
+
+
+async def _still_serves(gateway: Gateway) -> None:
+    asking = asyncio.create_task(_ask(gateway.http, body()))
+    job = await gateway.begun()
+    num_generated = len(byte_ids(TOKENIZER, "hello"))
+    gateway.worker.send(job, finished=worker_pb2.Finished(reason="stop", num_generated=num_generated))
+    assert (await asking)[0] == 200
 
 
 async def test_all_prompts_of_a_request_are_cancelled_together(gateway: Gateway) -> None:
