@@ -9,7 +9,7 @@ from common.errors import InvalidRequest
 from common.messages.ids import RequestId, TenantId
 from common.messages.registry import ModelCard
 from gateway.delivery import deliver
-from gateway.outbox import Outbox
+from gateway.outbox import CAPACITY_BYTES, Outbox
 from gateway.request_ids import request_of
 from gateway.rpc.authenticating import caller
 from gateway.rpc.calls import current
@@ -50,7 +50,7 @@ class Generation(GenerationServicer):
         )
 
         async def write(served: Serving) -> None:
-            outbox: Outbox[pb.GenerateResponse] = Outbox(settings.ping_interval_s)
+            outbox: Outbox[pb.GenerateResponse] = Outbox(settings.ping_interval_s, CAPACITY_BYTES, weigh=_size)
             shows_text = request.wants_text or not request.wants_token_ids
             with closing(MessageCarrier(context, settings.write_timeout_s)) as carrier:
                 await carrier.carry((started(call.request, served),))
@@ -77,6 +77,10 @@ class Generation(GenerationServicer):
         if named is None:
             raise InvalidRequest("`id` must be the id of a response.", param="id")
         return pb.CancelReply(is_known=await self._cancel(named, caller.get().tenant))
+
+
+def _size(message: pb.GenerateResponse) -> int:
+    return message.ByteSize()
 
 
 def _model(card: ModelCard) -> pb.Model:

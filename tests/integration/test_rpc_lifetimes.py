@@ -17,9 +17,10 @@ from common.broker.memory_limits import MemoryLimits
 from common.messages.ids import RequestId, TenantId
 from common.messages.tenant import TenantLimits
 from gateway import accepting
+from gateway.choice import MAX_READ
 from gateway.engine import GenerateEvent, GenerateRequest
 from gateway.guidance.grammars import Grammars
-from gateway.outbox import CAPACITY
+from gateway.outbox import CAPACITY_BYTES
 from gateway.server import close
 from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationStub
@@ -37,6 +38,7 @@ FIXED_WINDOW = (("grpc.http2.bdp_probe", 0),)
 
 LONG = tuple(byte_ids(TOKENIZER, "x" * 1000))
 NUM_LONG = 3000
+NUM_SCORED = 300
 
 
 @pytest.fixture
@@ -227,12 +229,28 @@ async def test_a_slow_reader_holds_its_own_call_only_and_gets_everything() -> No
             stub = GenerationStub(channel)
             messages = aiter(stub.Generate(SLOW))
             answer = [await anext(messages)]
-            await until(lambda: engine.num_said >= CAPACITY, "the engine runs ahead")
+            await until(lambda: engine.num_said * len(LONG) >= CAPACITY_BYTES, "the engine runs ahead")
             assert text_of([message async for message in stub.Generate(REQUEST)]) == "ok"
             assert engine.num_said < NUM_LONG / 2
             answer += [message async for message in messages]
         assert len(text_of(answer)) == NUM_LONG * len(LONG)
         assert answer[-1].usage.num_generated_tokens == NUM_LONG * len(LONG)
+
+
+async def test_b107_what_has_waited_for_a_slow_reader_comes_in_messages_that_it_can_read() -> None:
+    """As many bytes are made ahead as for a reader of SSE; all in one message they may be more than a client takes."""
+    engine, delta = CountingEngine([tiny_card(TOKENIZER, max_context=10**8)]), LONG[:MAX_READ]
+    engine.play([*[delta] * NUM_SCORED, Stop()])
+    scored = pb.GenerateRequest(model="tiny", text="hello", num_logprobs=20, sampling=pb.Sampling(max_tokens=10**7))
+    async with running_rpc_gateway(engine) as gateway, channel_to(gateway.listener, FIXED_WINDOW) as channel:
+        messages = aiter(GenerationStub(channel).Generate(scored))
+        answer = [await anext(messages)]
+        await until(lambda: engine.num_said > 1, "the engine runs ahead")
+        answer += [message async for message in messages]
+    sizes = [message.ByteSize() for message in answer]
+    assert max(sizes) < 2 * CAPACITY_BYTES
+    assert sum(sizes) > 4 << 20  # more than gRPC's clients take in one message
+    assert sum(len(message.delta.logprobs) for message in answer) == NUM_SCORED * len(delta)
 
 
 async def test_a_reader_that_takes_nothing_for_too_long_is_dropped() -> None:
@@ -256,7 +274,7 @@ async def test_a_client_that_vanishes_while_it_is_written_to_holds_nothing() -> 
     async with talkative(write_timeout_s=60) as (gateway, engine):
         async with channel_to(gateway.listener, FIXED_WINDOW) as channel:
             await anext(aiter(GenerationStub(channel).Generate(SLOW)))
-            await until(lambda: engine.num_said >= CAPACITY, "the engine runs ahead")
+            await until(lambda: engine.num_said * len(LONG) >= CAPACITY_BYTES, "the engine runs ahead")
         await baseline(gateway)
 
 
