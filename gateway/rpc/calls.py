@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
+from common.broker.limits import Quota
 from common.errors import InvalidRequest
 from common.messages.ids import RequestId
 from common.telemetry.logs import request_id
 from common.telemetry.metrics import GatewayMetrics
 from gateway.error_notes import note_error
 from gateway.problems import problem_of
+from gateway.quota_fields import quota_fields
 from gateway.request_ids import HEADER, echoed_id, new_request_id
 from gateway.rpc.statuses import ERROR_CODE, Status, status_of
 from gateway.spans import RequestSpan, rpc_span
@@ -41,13 +43,25 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(slots=True)
 class Call:
-    """A call of one of our own methods. `outcome` and `error` are what its span ends with."""
+    """A call of one of our own methods. `outcome` and `error` are what its span ends with; `quota` is what its caller
+    has left, if its limits were asked.
+    """
 
     request: RequestId
     span: RequestSpan
     arrived_s: float = field(default_factory=time.monotonic)
     outcome: grpc.StatusCode = grpc.StatusCode.CANCELLED
     error: str = "aborted"
+    quota: Quota | None = None
+
+    @property
+    def trailing(self) -> tuple[tuple[str, str], ...]:
+        """What its trailing metadata tells, however it ends."""
+        return () if self.quota is None else tuple(quota_fields(self.quota).items())
+
+    def note_quota(self, quota: Quota) -> None:
+        """Take in what its caller has left."""
+        self.quota = quota
 
 
 current: ContextVar[Call] = ContextVar("current")
@@ -90,10 +104,11 @@ class Root(grpc.aio.ServerInterceptor):
                 else:
                     if call is not None:
                         call.outcome, call.error = grpc.StatusCode.OK, ""
+                        context.set_trailing_metadata(call.trailing)
                     return response
             # Behind a message that its client does not take this waits until the client takes it or is gone; nothing
             # but the call itself is held then.
-            await _abort(context, status)
+            await _abort(context, status, () if call is None else call.trailing)
 
         return _remade(handler, run, parse is None)
 
@@ -118,9 +133,11 @@ class Root(grpc.aio.ServerInterceptor):
         return status
 
 
-async def _abort(context: "grpc.aio.ServicerContext[Any, Any]", status: Status) -> NoReturn:
+async def _abort(
+    context: "grpc.aio.ServicerContext[Any, Any]", status: Status, trailing: tuple[tuple[str, str], ...]
+) -> NoReturn:
     try:
-        await context.abort(status.code, status.message, status.trailing)
+        await context.abort(status.code, status.message, (*status.trailing, *trailing))
     except grpc.aio.InternalError as error:
         raise asyncio.CancelledError("the client is gone") from error
 

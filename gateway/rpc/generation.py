@@ -47,6 +47,7 @@ class Generation(GenerationServicer):
             arrived_s=call.arrived_s,
             limit_s=_limit_s(context.time_remaining(), settings.deadline_s),
             num_bytes=request.ByteSize(),
+            on_quota=call.note_quota,
         )
 
         async def write(served: Serving) -> None:
