@@ -1,7 +1,7 @@
 """What the answer of a chat means: the model's thoughts, then content and calls of tools."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +10,10 @@ from gateway.answer_parser import AnswerParser, Content, Piece, PlainAnswer, Rea
 from gateway.engine import FinishReason
 from gateway.reasoning import Markers, ThoughtSplitter, markers_of
 from gateway.served_models import ServedModel
-from gateway.tools.call_parser import CallParser
-from gateway.tools.framing import OBJECT, CallIds, Framing, framing_of
+from gateway.tools.call_parser import CallParser, Reader
+from gateway.tools.call_reader import CallReader
+from gateway.tools.framing import OBJECT, CallIds, Framing, FunctionXml, framing_of
+from gateway.tools.function_xml import FunctionXmlReader
 from gateway.tools.request import ToolUse
 
 TOOL_CALLS = "tool_calls"
@@ -92,15 +94,18 @@ class ChatAnswers:
             splitter = ThoughtSplitter(thoughts.markers, is_open=thoughts.is_open)
             markers |= {thoughts.markers.opener, thoughts.markers.closer}
         if self.tools is not None:
-            framing = call_framing(model)
+            framing = call_framing(model, self.tools)
             calls = _call_parser(self.tools, framing)
             markers |= {framing.opener, framing.closer}
         return ChatAnswer(splitter, calls, shows_thoughts=self.shows_thoughts, markers=markers)
 
 
-def call_framing(model: ServedModel) -> Framing:
-    """Return how the model writes calls; one that is not known to write any is made to write an object."""
-    return framing_of(model.card.chat_template or "") or OBJECT
+def call_framing(model: ServedModel, tools: ToolUse) -> Framing | FunctionXml:
+    """Return how the model writes calls; one that is not known to write any, or none of which grammars are written, is
+    made to write an object.
+    """
+    known = framing_of(model.card.chat_template or "") or OBJECT
+    return OBJECT if isinstance(known, FunctionXml) and tools.is_forced else known
 
 
 def thoughts_ahead(model: ServedModel, prompt_ids: Sequence[int]) -> ThoughtsAhead | None:
@@ -112,8 +117,15 @@ def thoughts_ahead(model: ServedModel, prompt_ids: Sequence[int]) -> ThoughtsAhe
     return None if tail.endswith(markers.closer) else ThoughtsAhead(markers, is_open=tail.endswith(markers.opener))
 
 
-def _call_parser(tools: ToolUse, framing: Framing) -> CallParser:
-    return CallParser(framing, tools.names, partial(_make_id, framing.ids), tools.max_calls)
+def _call_parser(tools: ToolUse, framing: Framing | FunctionXml) -> CallParser:
+    return CallParser(framing, reader_of(framing, tools), partial(_make_id, framing.ids), tools.max_calls)
+
+
+def reader_of(framing: Framing | FunctionXml, tools: ToolUse) -> Callable[[], Reader]:
+    """Return what makes readers of calls of these tools."""
+    if isinstance(framing, FunctionXml):
+        return partial(FunctionXmlReader, {function.name: function for function in tools.functions})
+    return partial(CallReader, tools.names)
 
 
 def _make_id(kind: CallIds) -> str:

@@ -9,7 +9,7 @@ from gateway.guidance.fields import RequestedGrammar
 from gateway.guidance.source import ContextFree
 from gateway.reasoning import thoughts_rules
 from gateway.served_models import ServedModel, ServedModels
-from gateway.tools.framing import Framing
+from gateway.tools.framing import Framing, FunctionXml
 from gateway.tools.grammar import calls_rules, free_rules
 from gateway.tools.request import ToolUse
 
@@ -39,7 +39,9 @@ class ChatGrammar:
         """Return what the answer is, and the rules that say it."""
         if self.tools is None:
             return "@answer", []
-        framing, terminal = call_framing(model), model.tokenizer.lark_terminal
+        framing, terminal = call_framing(model, self.tools), model.tokenizer.lark_terminal
+        if isinstance(framing, FunctionXml):
+            raise _no_grammar(self.requested)
         rules = calls_rules(self.tools, framing, terminal)
         if self.requested is not None:
             _check_apart(framing, self.requested.param)
@@ -58,6 +60,16 @@ def chat_grammar(requested: RequestedGrammar | None, tools: ToolUse | None) -> C
     if requested is None and (tools is None or not (tools.is_forced or tools.is_strict)):
         return None
     return ChatGrammar(requested, tools)
+
+
+def _no_grammar(requested: RequestedGrammar | None) -> InvalidRequest:
+    """Return the refusal of what only a grammar of calls could promise."""
+    if requested is None:
+        what, param = "`strict` functions need a `tool_choice` that demands calls", "tools"
+    else:
+        what, param = f"`{requested.param}` cannot be combined with `tools`", requested.param
+    message = f"{what} for this model, which writes calls as XML."
+    return InvalidRequest(message, param=param, code="unsupported_parameter")
 
 
 def _check_apart(framing: Framing, param: str) -> None:

@@ -19,7 +19,7 @@ def before_marker(text: str, marker: str) -> tuple[str, int | None]:
     found = text.find(marker) if marker else -1
     if found >= 0:
         return _without_space(text[:found]), found + len(marker)
-    return _without_space(text[: len(text) - _num_begun(text, marker)]), None
+    return _without_space(text[: len(text) - num_begun(text, marker)]), None
 
 
 def _without_space(text: str) -> str:
@@ -27,7 +27,7 @@ def _without_space(text: str) -> str:
     return text[: max(len(text.rstrip(WHITESPACE)), len(text) - MAX_SPACE)]
 
 
-def _num_begun(text: str, marker: str) -> int:
+def num_begun(text: str, marker: str) -> int:
     """Return the length of the longest end of `text` that begins `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((length for length in range(longest, 0, -1) if marker.startswith(text[-length:])), 0)

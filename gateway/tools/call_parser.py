@@ -5,12 +5,13 @@ white space beside calls.
 """
 
 import enum
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from typing import Protocol
 
 from gateway.answer_parser import Content, Piece, ToolCallDelta
 from gateway.markers import MAX_SPACE, before_marker, skip_space
-from gateway.tools.call_reader import CallReader
-from gateway.tools.framing import Framing
+from gateway.tools.framing import Framing, FunctionXml
+from gateway.tools.function_xml import HEAD
 
 MAX_DOUBT = 1024
 """Characters within which the function of a call must be known: models write it first. Without a bound an answer
@@ -28,20 +29,52 @@ class _In(enum.Enum):
     OVER = enum.auto()
 
 
+class Reader(Protocol):
+    """Reads one call of an offered function from its first character on."""
+
+    @property
+    def name(self) -> str | None:
+        """The function, once the call is certain."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the call has ended."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the text is not a call."""
+
+    def push(self, text: str) -> int:
+        """Read on; return how many characters belong to the call: all of them unless it ends or breaks."""
+
+    def take_arguments(self) -> str:
+        """Return what has been added to the arguments' JSON since the last time."""
+
+
 class CallParser:
-    """Reads one answer. `make_id` names calls; behind call number `max_calls` (None: any) nothing is read."""
+    """Reads one answer. `make_reader` reads a call, `make_id` names it; behind call number `max_calls` (None: any)
+    nothing is read.
+    """
 
     def __init__(
-        self, framing: Framing, names: Collection[str], make_id: Callable[[], str], max_calls: int | None = None
+        self,
+        framing: Framing | FunctionXml,
+        make_reader: Callable[[], Reader],
+        make_id: Callable[[], str],
+        max_calls: int | None = None,
     ) -> None:
-        self._framing = framing
-        self._names = names
+        # What stands around calls in XML is an opener and a closer, as in the simplest of the other families.
+        self._framing = Framing(framing.opener, framing.closer) if isinstance(framing, FunctionXml) else framing
+        self._head = HEAD if isinstance(framing, FunctionXml) else ""
+        """What a call may begin with anywhere, without any opener."""
+        self._first = self._head[:1] or "{"
+        self._make_reader = make_reader
         self._make_id = make_id
         self._max_calls = max_calls
         self._in = _In.START
         self._text = ""  # not read yet
         self._attempt = ""  # what has been read since a call may have begun: content if none did
-        self._reader = CallReader(names)
+        self._reader = make_reader()
         self._is_listing = False
         self._is_call_told = False
         self._pieces: list[Piece] = []
@@ -101,6 +134,10 @@ class CallParser:
 
     def _plain_text(self) -> bool:
         shown, end = before_marker(self._text, self._framing.opener)
+        if self._head:
+            before_head, behind_head = before_marker(self._text, self._head)
+            if len(before_head) < len(shown):
+                shown, end = before_head, None if behind_head is None else behind_head - len(self._head)
         self._tell(shown)
         self._text = self._text[len(shown) :]
         if end is None:
@@ -124,9 +161,9 @@ class CallParser:
         if opens_list:
             self._is_listing = True
             self._read(begin + 1)
-        elif self._text[begin] == "{":
+        elif self._text[begin] == self._first:
             self._read(begin)
-            self._reader, self._is_call_told = CallReader(self._names), False
+            self._reader, self._is_call_told = self._make_reader(), False
             self._in = _In.CALL
         else:
             self._give_up()

@@ -30,18 +30,35 @@ class Framing:
     ids: CallIds = CallIds.OPENAI
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionXml:
+    """Every call is an element of its own, with one element per argument (see `function_xml`). Only a model that calls
+    of its own will writes them; a demanded call is written as `OBJECT`.
+
+    `opener` should announce a call and `closer` end it, but models forget both.
+    """
+
+    opener: str = "<tool_call>"
+    closer: str = "</tool_call>"
+    ids: CallIds = CallIds.OPENAI
+
+
 HERMES = Framing(opener="<tool_call>", closer="</tool_call>")
 LLAMA = Framing(opener="<|python_tag|>", between=";", is_bare=True, arguments_key="parameters")
 MISTRAL = Framing(opener="[TOOL_CALLS]", between=",", is_list=True, ids=CallIds.NINE_CHARACTERS)
 OBJECT = Framing(is_bare=True)
 """The answer is a call and nothing else: for models that are not known to write any, when a grammar makes them."""
 
+FUNCTION_XML = FunctionXml()
+
 _NOT_JSON = ("<function=", "<arg_key>", "[ARGS]")
 """Templates that show these write the arguments in ways of their own, which are not read."""
 
 
-def framing_of(template: str) -> Framing | None:
+def framing_of(template: str) -> Framing | FunctionXml | None:
     """Return the family of a chat template's text, None if it shows none that is known."""
+    if all(sign in template for sign in ("<function=", "<parameter=", FUNCTION_XML.opener)):
+        return FUNCTION_XML
     if any(sign in template for sign in _NOT_JSON):
         return None
     for framing in (MISTRAL, HERMES, LLAMA):

@@ -7,8 +7,25 @@ ANY_CUT = "tests/property/test_answer_parsing.py"
 GRAMMAR = "tests/unit/test_tools_grammar.py"
 SCENES = "tests/integration/test_tools_and_thoughts.py"
 TEMPLATES = "tests/unit/test_chat_template.py"
+XML = "tests/unit/test_tools_xml.py"
 
 PLANTS = (
+    Plant(
+        name="xml-call-not-offered",
+        rule="Only a function that was offered is called, in XML, too.",
+        file="gateway/tools/function_xml.py",
+        text="        self._at = _At.NOWHERE if self._function is None else _At.TAG\n",
+        replacement="        self._at = _At.TAG\n",
+        tests=(f"{XML}::test_what_is_no_call_comes_out_as_it_was_written",),
+    ),
+    Plant(
+        name="xml-half-end-told",
+        rule="What may be the end of a value is no part of it before the rest has come.",
+        file="gateway/tools/function_xml.py",
+        text="            num_kept = max(num_begun(pending, tag) for tag in _VALUE_ENDS)\n",
+        replacement="            num_kept = num_begun(pending, _END_OF_PARAMETER)\n",
+        tests=(f"{XML}::test_calls",),
+    ),
     Plant(
         name="call-not-offered",
         rule="Only a function that was offered is called.",
@@ -21,7 +38,7 @@ PLANTS = (
         name="half-marker-shown",
         rule="What may still become a marker is not shown.",
         file="gateway/markers.py",
-        text="    return _without_space(text[: len(text) - _num_begun(text, marker)]), None\n",
+        text="    return _without_space(text[: len(text) - num_begun(text, marker)]), None\n",
         replacement="    return _without_space(text), None\n",
         tests=(PARSING, "tests/unit/test_reasoning.py", ANY_CUT),
     ),

@@ -4,23 +4,29 @@ Kills the planted bugs attempt-forgotten, call-not-offered and half-marker-shown
 """
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gateway.answer_parser import Content, Piece, Reasoning, ToolCallDelta
-from gateway.chat_answer import ChatAnswer
+from gateway.chat_answer import ChatAnswer, reader_of
 from gateway.engine import FinishReason
 from gateway.reasoning import Markers, ThoughtSplitter
+from gateway.schemas.tools import FunctionDefinition
 from gateway.tools.call_parser import CallParser
-from gateway.tools.framing import HERMES, LLAMA, MISTRAL, OBJECT, Framing
+from gateway.tools.framing import FUNCTION_XML, HERMES, LLAMA, MISTRAL, OBJECT, Framing, FunctionXml
+from gateway.tools.request import Demand, ToolUse
 
 FRAGMENTS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", '{"name": "f"',
     '{"name": "g"', ', "arguments": ', ', "parameters": ', '{"a": 1}', '{"b": "}"', "[", "]", "{", "}", ",", ";", '"',
     "\\", ":", " ", "\n", "x", "é日", "<", "null", " " * 40,
     '{"name": "f", "arguments": {"a": [1, {"b": "]"}]}}', '{"name": "f", "parameters": {}}', "y" * 500,
+    "<function=f>", "<function=g>", "</function>", "<parameter=t>", "<parameter=n>", "</parameter>", "</param",
+    "1", "\n</",
+    "<tool_call>\n<function=f>\n<parameter=t>\n", "\n</parameter>\n</function>\n</tool_call>",
 )  # fmt: skip
 
 TYPICAL = (
@@ -29,7 +35,7 @@ TYPICAL = (
 )
 
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
-framings = st.sampled_from([HERMES, LLAMA, MISTRAL, OBJECT])
+framings = st.sampled_from([HERMES, LLAMA, MISTRAL, OBJECT, FUNCTION_XML])
 cuts = st.lists(st.integers(0, 2000), max_size=30)
 
 
@@ -38,9 +44,20 @@ def pieces_of(text: str, places: Sequence[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(edges) if start < end]
 
 
-def answer(framing: Framing, *, is_open: bool, max_calls: int | None = None) -> ChatAnswer:
+SCHEMA = {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type": "integer"}}}
+F = FunctionDefinition("f", parameters=SCHEMA)
+
+
+def calls_of(
+    framing: Framing | FunctionXml, *functions: FunctionDefinition, max_calls: int | None = None
+) -> CallParser:
+    tools = ToolUse(functions, Demand.AUTO, max_calls, ())
+    return CallParser(framing, reader_of(framing, tools), lambda: "id", max_calls)
+
+
+def answer(framing: Framing | FunctionXml, *, is_open: bool, max_calls: int | None = None) -> ChatAnswer:
     splitter = ThoughtSplitter(Markers("<think>", "</think>"), is_open=is_open)
-    return ChatAnswer(splitter, CallParser(framing, {"f"}, lambda: "id", max_calls), shows_thoughts=True)
+    return ChatAnswer(splitter, calls_of(framing, F, max_calls=max_calls), shows_thoughts=True)
 
 
 def read(make: Callable[[], ChatAnswer], parts: Sequence[str], reason: FinishReason) -> tuple[str, str, list[str], str]:
@@ -69,7 +86,12 @@ def read(make: Callable[[], ChatAnswer], parts: Sequence[str], reason: FinishRea
 @given(texts, framings, cuts, st.booleans(), st.sampled_from([None, 1]), st.sampled_from(FinishReason))
 @example(TYPICAL, HERMES, [9, 20, 40], False, None, FinishReason.STOP)
 def test_the_cut_into_deltas_changes_nothing(
-    text: str, framing: Framing, places: list[int], is_open: bool, max_calls: int | None, reason: FinishReason
+    text: str,
+    framing: Framing | FunctionXml,
+    places: list[int],
+    is_open: bool,
+    max_calls: int | None,
+    reason: FinishReason,
 ) -> None:
     def make() -> ChatAnswer:
         return answer(framing, is_open=is_open, max_calls=max_calls)
@@ -82,11 +104,30 @@ def test_the_cut_into_deltas_changes_nothing(
 
 
 @given(texts, framings, cuts)
-def test_an_answer_without_calls_is_what_was_written(text: str, framing: Framing, places: list[int]) -> None:
-    parser = CallParser(framing, set(), lambda: "id")
+def test_an_answer_without_calls_is_what_was_written(
+    text: str, framing: Framing | FunctionXml, places: list[int]
+) -> None:
+    parser = calls_of(framing)
     told = [piece for part in pieces_of(text, places) for piece in parser.push(part)] + parser.finish()
     assert "".join(piece.text for piece in told if isinstance(piece, Content)) == text
     assert all(isinstance(piece, Content) for piece in told)
+
+
+VALUES = st.text(st.sampled_from('<>/="\\\n ap</parameter>日\u2028\x07'), max_size=40)
+
+
+@given(VALUES.filter(lambda value: "</parameter>" not in value), cuts, st.booleans())
+def test_a_text_in_xml_comes_out_as_it_was_written(value: str, places: list[int], has_lines: bool) -> None:
+    framed = f"\n{value}\n" if has_lines else value
+    assume(has_lines or (not value.startswith("\n") and not value.endswith("\n")))
+    text = f"<tool_call>\n<function=f>\n<parameter=t>{framed}</parameter>\n</function>\n</tool_call>"
+
+    def make() -> ChatAnswer:
+        return ChatAnswer(None, calls_of(FUNCTION_XML, F))
+
+    for parts in ([text], pieces_of(text, places), list(text)):
+        _, content, calls, reason = read(make, parts, FinishReason.STOP)
+        assert (content, [json.loads(call) for call in calls], reason) == ("", [{"t": value}], "tool_calls")
 
 
 @given(texts, cuts, st.booleans())

@@ -143,3 +143,47 @@ MISTRAL = """\
     {%- endif %}
 {%- endfor %}"""
 """Lists of calls behind a special token; ids of nine characters."""
+
+
+CODER = """\
+{%- if tools %}
+<|im_start|>system
+You may call these functions:
+<tools>
+{%- for tool in tools %}
+
+<function><name>{{ tool.function.name }}</name>{{ tool.function.parameters | tojson }}</function>
+{%- endfor %}
+
+</tools>
+Call one like this:
+<tool_call>
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}
+<|im_start|>{{ 'user' if message.role == 'tool' else message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+
+<tool_call>
+<function={{ call.function.name }}>
+{%- for key, value in call.function.arguments | items %}
+
+<parameter={{ key }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{%- endfor %}
+
+</function>
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}"""
+"""Calls as XML, one element per argument."""

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from gateway.answer_parser import Content, Piece, ToolCallDelta
 from gateway.tools.call_parser import MAX_DOUBT, CallParser
 from gateway.tools.call_reader import CallReader
-from gateway.tools.framing import HERMES, LLAMA, MISTRAL, OBJECT, Framing, framing_of
+from gateway.tools.framing import FUNCTION_XML, HERMES, LLAMA, MISTRAL, OBJECT, Framing, FunctionXml, framing_of
 
 NAMES = frozenset({"f", "get_weather"})
 F1 = ("f", '{"a": 1}')
@@ -18,7 +19,7 @@ Calls = list[tuple[str, str]]
 
 def parser(framing: Framing, max_calls: int | None = None) -> CallParser:
     ids = (f"call_{number}" for number in itertools.count())
-    return CallParser(framing, NAMES, lambda: next(ids), max_calls)
+    return CallParser(framing, partial(CallReader, NAMES), lambda: next(ids), max_calls)
 
 
 def told(pieces: list[Piece]) -> tuple[str, Calls]:
@@ -232,11 +233,13 @@ def test_nothing_is_read_behind_the_last_call_that_is_wanted() -> None:
         ("{{ '[TOOL_CALLS]' }}<tool_call>", MISTRAL),
         ("{{ '<|python_tag|>' }}", LLAMA),
         ("""{{ '{"name": "' + call.name + '", "parameters": ' }}""", LLAMA),
+        ("{{ '<tool_call>\n<function=' + call.name + '>\n<parameter=' }}", FUNCTION_XML),
         ("{{ '<tool_call>\n<function=' + call.name }}", None),
+        ("{{ '<function=' + call.name + '>\n<parameter=' }}", None),
         ("{{ '<tool_call>' + name + '<arg_key>' }}", None),
         ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", None),
         ("{{ messages }}", None),
     ],
 )
-def test_the_template_tells_the_family(template: str, framing: Framing | None) -> None:
+def test_the_template_tells_the_family(template: str, framing: Framing | FunctionXml | None) -> None:
     assert framing_of(template) is framing
