@@ -74,7 +74,7 @@ class Rig:
         """Return what the plan needs at least."""
         contexts = sum(chunk.start + chunk.length for chunk in plan.chunks)
         config, token_bytes = self.foundation.checkpoint.config, self.foundation.layout.token_bytes
-        return step_cost(config, token_bytes, plan.num_tokens, num_pairs(plan), contexts, num_sampled)
+        return step_cost(config, token_bytes, plan.num_tokens, plan.num_pairs, contexts, num_sampled)
 
 
 def main() -> int:
@@ -129,11 +129,6 @@ def prefill_plans(num_tokens: int, chunk_size: int, block_size: int, chance: ran
         StepPlan((Chunk(sequence, start, length, samples=start + length == num_tokens),))
         for start, length in zip(starts, lengths, strict=True)
     ]
-
-
-def num_pairs(plan: StepPlan) -> int:
-    """Return the pairs of a computed token and one that it attends to, itself included."""
-    return sum(one.length * one.start + one.length * (one.length + 1) // 2 for one in plan.chunks)
 
 
 def _sequence(index: int, num_tokens: int, block_size: int, chance: random.Random) -> Sequence:

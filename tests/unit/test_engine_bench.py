@@ -17,7 +17,6 @@ from bench.engine.steps import (
     Measured,
     decode_plan,
     decode_steps,
-    num_pairs,
     prefill_plans,
     prefill_steps,
     set_up,
@@ -44,7 +43,7 @@ def test_the_chunks_of_a_prompt_follow_each_other_and_the_last_one_samples() -> 
         (256, 256, False),
         (512, 88, True),
     ]
-    assert sum(num_pairs(plan) for plan in prefill_plans(600, 256, BLOCK_SIZE, random.Random(0))) == 600 * 601 // 2
+    assert sum(plan.num_pairs for plan in prefill_plans(600, 256, BLOCK_SIZE, random.Random(0))) == 600 * 601 // 2
 
 
 def test_the_weights_of_the_layers_are_those_of_the_files(tmp_path: Path) -> None:
