@@ -1,7 +1,7 @@
 // Which tokens of a row may be drawn and with what weight: temperature, then top-k, renormalise, top-p, min-p.
 //
-// Rank is by logit descending, then id ascending, and every filter keeps the first ranks: what is kept is all whose key is
-// not below a border. So nothing needs to be sorted as a whole, and the kept ones are met in order of id.
+// Rank is by logit descending, then id ascending, and every filter keeps the first ranks: what is kept is all whose key
+// is not below a border. So nothing needs to be sorted as a whole, and the kept ones are met in order of id.
 #pragma once
 
 #include <cstring>
@@ -12,12 +12,19 @@
 
 namespace tandem {
 
-// A token with its weight, which is proportional to its probability and 1 for the best one. The greater key is ranked first.
+// A token with its weight, which is proportional to its probability and 1 for the best one. The greater key is ranked
+// first.
 struct Candidate {
     uint64_t key;
     double weight;
 
     Candidate(int64_t id, float logit) : key(upper(logit) | static_cast<uint32_t>(~id)), weight(0.0) {}
+
+    static Candidate of_key(uint64_t key) {
+        Candidate result(0, 0.0f);
+        result.key = key;
+        return result;
+    }
 
     int64_t id() const { return static_cast<uint32_t>(~key); }
 
@@ -73,10 +80,13 @@ class Weigher {
         for (int64_t first = 0; first < kBlock; first += kDoubles) store(result + first, of(logits + first));
     }
 
-    // The sum of a block's weights, or 0 if it is too small to matter beside the best token's weight, which is 1: 2^24
-    // tokens of weight e^-64 are 3e-21, and a sum in doubles is known to 1e-16.
+    // Whether tokens of this logit are too light to matter beside the best one, which weighs 1: 2^24 of them weigh
+    // 3e-21, and a sum in doubles is known to 1e-16.
+    bool is_negligible(float logit) const { return (logit - best_) * inverse_ < kNegligibleExponent; }
+
+    // The sum of a block's weights, or 0 if it is negligible.
     double block_sum(const Logits& logits, int64_t index) const {
-        if ((logits.maximum(index) - best_) * inverse_ < kNegligibleExponent) return 0.0;
+        if (is_negligible(logits.maximum(index))) return 0.0;
         const float* values = logits.block(index);
         Doubles even = broadcast(0.0);
         Doubles odd = broadcast(0.0);
@@ -135,15 +145,23 @@ class Candidates {
         std::erase_if(all_, [border](const Candidate& each) { return each.key < border; });
     }
 
-    // All that hold a share of at least `mass` together, if any do, and more; they are weighed. Few enough to rank.
-    void take_mass(const Logits& logits, const Weigher& weigher, double mass, double rest) {
-        // Those below the third threshold cannot make up for the rest.
-        const double least = std::log(std::max(rest / static_cast<double>(logits.vocab()), 1e-300));
-        for (const double exponent : {-3.0, -7.0, least}) {
-            collect(logits, weigher.logit_of(exponent));
-            if (weigher.weigh(all_) >= mass) return;
+    // Those that hold `mass` together, with some more; they are weighed. False if these are too many to be ranked.
+    bool take_mass(const Logits& logits, const Weigher& weigher, double mass) {
+        for (const double exponent : {-3.0, -7.0, -12.0}) {
+            const float threshold = weigher.logit_of(exponent);
+            if (logits.num_blocks_at_least(threshold) > kFewBlocks) return false;
+            collect(logits, threshold);
+            if (weigher.weigh(all_) >= mass) return true;
         }
-        collect(logits, -kInfinity);
+        return false;
+    }
+
+    // All that have a logit in [least, above), weighed.
+    void take_between(const Logits& logits, const Weigher& weigher, float least, float above) {
+        all_.clear();
+        logits.each_at_least(least, [&](int64_t id, float logit) {
+            if (logit < above) all_.emplace_back(id, logit);
+        });
         weigher.weigh(all_);
     }
 
@@ -192,12 +210,13 @@ class Candidates {
     }
 
   private:
+    static constexpr int64_t kFewBlocks = 96;
     static constexpr size_t kNumBins = 256;
     static constexpr size_t kWorthBinning = 512;
 
-    // Put the ranks among which those before them come to hold `mass` into `ranked_`; return what is before these ranks.
+    // Put the ranks among which those before them come to hold `mass` into `ranked_`; return what is before these.
     //
-    // Many candidates are put into bins of equal ranges of logits first, so that only those of one bin are left to rank.
+    // Many candidates are put into bins of equal ranges of logits first, so that only one bin is left to rank.
     double rank_border(double mass) {
         if (all_.size() < kWorthBinning) {
             ranked_ = all_;

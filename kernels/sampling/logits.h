@@ -42,7 +42,8 @@ TANDEM_INLINE Floats select(uint32_t bits, Floats a, Floats b) {
 
 #endif
 
-// Logits in order of token id, looked at block by block. They stay where they are; the last block is filled up with -inf.
+// Logits in order of token id, looked at block by block. They stay where they are; the last block is filled up with
+// -inf.
 class Logits {
   public:
     // `maxima` is memory for one number per block.
@@ -59,6 +60,10 @@ class Logits {
     const float* block(int64_t index) const { return index < num_full_ ? values_ + index * kBlock : tail_; }
     float maximum(int64_t index) const { return maxima_[static_cast<size_t>(index)]; }
     const std::vector<float>& maxima() const { return maxima_; }
+
+    int64_t num_blocks_at_least(float threshold) const {
+        return std::count_if(maxima_.begin(), maxima_.end(), [=](float each) { return each >= threshold; });
+    }
 
     // The greatest logit; NaN if any is NaN.
     float best() const { return best_; }

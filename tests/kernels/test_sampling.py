@@ -74,7 +74,7 @@ def assert_same(
 
 @st.composite
 def any_logits(draw: st.DrawFn) -> torch.Tensor:
-    vocab = draw(st.sampled_from([1, 2, 17, 31, 32, 63, 64, 65, 333, 1000, 5000]))
+    vocab = draw(st.sampled_from([1, 2, 17, 31, 32, 63, 64, 65, 333, 1000, 8000]))
     num_rows = draw(st.integers(1, 3))
     scale = draw(st.sampled_from([0.0, 0.1, 1.0, 10.0, 1e37]))
     logits = random_logits(num_rows, vocab, seed=draw(st.integers(0, 1000)), scale=scale)
@@ -133,6 +133,7 @@ FILTERS: list[dict[str, object]] = [
     {"top_p": 0.9},
     {"temperature": 2.0, "top_p": 0.95},
     {"temperature": 1e3, "top_p": 0.5},
+    {"temperature": 2.0, "top_p": 0.9, "min_p": 0.02},
     {"temperature": 1e-6, "top_p": 0.5},
     {"top_p": 0.999999},
     {"top_k": 40},

@@ -8,6 +8,8 @@ PROMPTS = "tests/unit/test_prompt_logprobs.py"
 PREFILL = "tests/integration/test_prefill_logprobs.py"
 MACHINE = "tests/property/test_sampling.py"
 
+NATIVE = "tests/kernels/test_sampling.py"
+
 PLANTS = (
     Plant(
         name="bias-ignored",
@@ -117,5 +119,37 @@ PLANTS = (
         text="            if holding.task.sampling.num_prompt_logprobs is None:\n",
         replacement="            if True:\n",
         tests=(f"{PREFILL}::test_logprobs_of_the_prompt_come_with_the_commit_and_no_early_copy_before_them",),
+    ),
+    Plant(
+        name="mask-ignored-natively",
+        rule="A token that the grammar does not allow is never sampled by the native kernel either.",
+        file="kernels/sampling/adjust.h",
+        text="    if (row.has_mask) adjusting::forbid_others(logits, vocab, row.allowed, row.num_words);\n",
+        replacement="",
+        tests=(f"{BIAS}::TestMask::test_what_is_drawn_is_allowed", MACHINE, NATIVE),
+    ),
+    Plant(
+        name="bad-logits-behind-a-native-mask",
+        rule="Bad logits fail a sequence in the native kernel too, whatever its mask hides.",
+        file="kernels/sampling/cpu.h",
+        text="    if (!std::isfinite(raw.best())) return kInvalid;\n",
+        replacement="",
+        tests=(f"{BIAS}::TestMask::test_bad_logits_are_found_behind_a_mask", MACHINE, NATIVE),
+    ),
+    Plant(
+        name="native-draws-of-their-own",
+        rule="The native kernel draws with the random number that torch's operators draw with.",
+        file="kernels/sampling/draw.h",
+        text="{row.seed, row.choice, row.position}",
+        replacement="{row.choice, row.seed, row.position}",
+        tests=(NATIVE,),
+    ),
+    Plant(
+        name="all-equal-logits-at-the-border",
+        rule="Where top-p ends within equal logits, the lowest ids are kept.",
+        file="kernels/sampling/wide_nucleus.h",
+        text="each.key < border && each.logit() == least",
+        replacement="false && each.key < border && each.logit() == least",
+        tests=(NATIVE,),
     ),
 )
