@@ -16,7 +16,7 @@ from common.messages.ids import BlockId, EntryId
 from common.runtime.engine import EngineLoad
 from common.runtime.staging import NoStaging, Staging
 from common.scheduling.emission import Emission, FailureCode
-from common.scheduling.pace import PaceMeter
+from common.scheduling.pace import TwinMeter
 from common.scheduling.plan import StepPlan, StepResult
 from common.scheduling.sequence import PlacementKey, Sequence, SequenceKey
 from decode_worker.first_token import FirstToken
@@ -156,7 +156,7 @@ class DecodeCore:
         block_size: int,
         placing: Placing,
         staging: Staging | None = None,
-        pace: PaceMeter | None = None,
+        pace: TwinMeter | None = None,
     ) -> None:
         """`pace` takes in what the steps cost; the scheduler may plan by the same one."""
         self._scheduler = scheduler
@@ -164,7 +164,7 @@ class DecodeCore:
         self._prefix = prefix
         self._block_size = block_size
         self._placing = placing
-        self._pace = pace or PaceMeter()
+        self._pace = pace or TwinMeter()
         self._staging = staging or NoStaging()
         self._lent: dict[SequenceKey, tuple[BlockId, ...]] = {}
         self._absorbed: EntryId | None = None
@@ -201,6 +201,7 @@ class DecodeCore:
         admitted = self._scheduler.admit()
         events: list[Event] = [self._lend(sequence) for sequence in admitted.reserved]
         events += [Begun(sequence.key) for sequence in admitted.begun]
+        self._pace.is_disturbed = self._scheduler.num_reserved > 0
         return self._scheduler.plan(), events
 
     def settle(self, plan: StepPlan, result: StepResult) -> Iterable[Event]:
@@ -253,7 +254,8 @@ class DecodeCore:
 
     def _decide(self, leader: Sequence, there: There | None, *, may_go: bool) -> Decision:
         demand, cost = self._scheduler.demand, self._pace.cost
-        here = None if cost is None else Here(cost, demand.num_decoding, demand.num_pairs, demand.here)
+        disturbed = self._pace.disturbed_cost
+        here = None if cost is None else Here(cost, demand.num_decoding, demand.num_pairs, demand.here, disturbed)
         if there is not None:  # what we have sent there lately is not in what they told last
             there = dataclasses.replace(there, backlog=there.backlog.or_more(demand.there))
         num_tokens = self._num_uncached(leader)

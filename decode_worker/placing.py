@@ -9,6 +9,7 @@ Both places are priced in seconds until the first token:
 - *there* it pays for what waits at the prefill workers, for its own steps, for its pages' way over the link as far as
   that is not hidden behind later chunks, and for the hand-over itself (messages, waiting for a step). What is cached
   here is taken to be missing there: prefill workers do not have the answers of a conversation, nor what we computed.
+  A prefill worker that shares our cores makes our steps longer; where they exceed the target the delay is added, too.
 
 Prompts that are computed together share the steps fairly (see both schedulers): one of `n` tokens waits for at most `n`
 tokens of each other one. The cheaper place wins; of two equal ones ours.
@@ -84,12 +85,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Our engine: the sequences that decode and the pairs of their next step, and the prompts that it computes."""
+    """Our engine: the sequences that decode and the pairs of their next step, and the prompts that it computes.
+
+    A step costs `cost` now, and `disturbed` while a prefill worker computes for us, which may share our cores; None: no
+    more than that.
+    """
 
     cost: StepCost
     num_decoding: int = 0
     num_pairs: int = 0
     backlog: Backlog = Backlog()
+    disturbed: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,50 +116,74 @@ class There:
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """What a prompt costs at one place: seconds until its first token, and those by which all running sequences
+    together are delayed meanwhile beyond their target."""
+
+    first_token_s: float
+    delay_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Both together: what is compared."""
+        return self.first_token_s + self.delay_s
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a prompt of `num_tokens` uncached tokens is computed, and what was expected of both places: seconds, None
-    where nobody knows. `here_s` contains `delay_s`, the seconds by which all running sequences together are delayed
-    beyond their target; `there_s` contains `handover_s`."""
+    """Where a prompt of `num_tokens` uncached tokens is computed, and what was expected of both places; None where
+    nobody knows. The price of the other place contains `handover_s`."""
 
     place: Place
     reason: Reason
     num_tokens: int = 0
-    here_s: float | None = None
-    there_s: float | None = None
-    delay_s: float = 0.0
+    here: Price | None = None
+    there: Price | None = None
     handover_s: float = 0.0
 
     @property
     def expected_s(self) -> float | None:
         """When the first token is expected at the place that was chosen."""
-        if self.place is Place.THERE:
-            return self.there_s
-        return None if self.here_s is None else self.here_s - self.delay_s
+        price = self.there if self.place is Place.THERE else self.here
+        return None if price is None else price.first_token_s
 
 
-def prompt_allowance(cost: StepCost | None, num_decoding: int, num_pairs: int, bounds: Bounds) -> int:
+def prompt_allowance(cost: StepCost | None, num_decoding: int, num_pairs: int, num_context: int, bounds: Bounds) -> int:
     """Return how many tokens of prompts a step may compute beside `num_decoding` sequences that decode.
 
-    Without any, or before steps were measured, as many as the budget allows.
+    `num_pairs` are the pairs of these, `num_context` the tokens that each token of a prompt attends to. Without any
+    sequence, or before steps were measured, as many as the budget allows.
     """
-    if cost is None or not num_decoding or cost.token_s <= 0:
+    if cost is None or not num_decoding:
         return bounds.token_budget
+    token_s = cost.token_s + cost.pair_s * num_context
     left_s = bounds.itl_target_s - cost.step_s(num_decoding, num_pairs)
-    fitting = int(min(left_s / cost.token_s, bounds.token_budget))
-    return max(min(MIN_CHUNK, bounds.token_budget), fitting)
+    if token_s <= 0 or left_s >= token_s * bounds.token_budget:
+        return bounds.token_budget
+    return max(min(MIN_CHUNK, bounds.token_budget), int(left_s / token_s))
 
 
-def seconds_here(num_tokens: int, here: Here, bounds: Bounds) -> tuple[float, float]:
-    """Return when the first token of a prompt of `num_tokens` uncached tokens comes if it is computed here, and by how
-    much all running sequences together are delayed beyond their target."""
+def price_here(num_tokens: int, here: Here, bounds: Bounds) -> Price:
+    """Return what a prompt of `num_tokens` uncached tokens costs if it is computed here."""
     cost = here.cost
+    num_context = num_tokens // 2  # on average
     num_all = num_tokens + here.backlog.tokens_before(num_tokens)
-    allowance = prompt_allowance(cost, here.num_decoding, here.num_pairs, bounds)
+    allowance = prompt_allowance(cost, here.num_decoding, here.num_pairs, num_context, bounds)
     num_steps = bounds.num_steps(num_tokens, num_all, allowance)
     batch_s = cost.step_s(here.num_decoding, here.num_pairs)
-    first_token_s = num_steps * batch_s + cost.token_s * num_all + cost.pair_s * _pairs(num_tokens)
-    excess_s = batch_s + cost.token_s * min(allowance, num_all) - bounds.itl_target_s
-    return first_token_s, here.num_decoding * num_steps * max(0.0, excess_s)
+    token_s = cost.token_s + cost.pair_s * num_context
+    excess_s = batch_s + token_s * min(allowance, num_all) - bounds.itl_target_s
+    delay_s = here.num_decoding * num_steps * max(0.0, excess_s)
+    return Price(num_steps * batch_s + token_s * num_all, delay_s)
+
+
+def delay_there(compute_s: float, here: Here, bounds: Bounds) -> float:
+    """Return by how much all running sequences together are delayed beyond their target while a prefill worker
+    computes for `compute_s` seconds."""
+    step_s = (here.disturbed or here.cost).step_s(here.num_decoding, here.num_pairs)
+    if not here.num_decoding or step_s <= bounds.itl_target_s:
+        return 0.0
+    return here.num_decoding * compute_s * (1 - bounds.itl_target_s / step_s)
 
 
 def seconds_there(num_tokens: int, there: There, bounds: Bounds, num_cached: int = 0) -> float:
@@ -212,12 +242,13 @@ class Placing:
         return Reason.SHORT if num_tokens <= self.local_max else None
 
     def _compare(self, num_tokens: int, num_cached: int, here: Here, there: There) -> Decision:
-        first_token_s, delay_s = seconds_here(num_tokens, here, self.bounds)
-        here_s, there_s = first_token_s + delay_s, seconds_there(num_tokens, there, self.bounds, num_cached)
-        place, reason = (Place.THERE if there_s < here_s else Place.HERE), Reason.COST
+        there_s = seconds_there(num_tokens, there, self.bounds, num_cached)
+        ours = price_here(num_tokens, here, self.bounds)
+        theirs = Price(there_s, delay_there(there_s, here, self.bounds))
+        place, reason = (Place.THERE if theirs.total_s < ours.total_s else Place.HERE), Reason.COST
         if place is Place.HERE and there.is_due and num_tokens + num_cached <= self.bounds.chunk_size:
             place, reason = Place.THERE, Reason.PROBE
-        return Decision(place, reason, num_tokens, here_s, there_s, delay_s, there.handover_s)
+        return Decision(place, reason, num_tokens, ours, theirs, there.handover_s)
 
 
 def _pairs(num_tokens: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from common.messages.registry import Role, StepCost, WorkerLoad
 from common.runtime.peers import Peers
 from common.transfer.puller import PullReport
-from decode_worker.placing import Backlog, Decision, Place, Reason, There
+from decode_worker.placing import Backlog, Decision, Place, There
 
 FIRST_HANDOVER_S = 0.005
 """A hand-over in shared memory, two calls and a Redis stream, before one was measured."""
@@ -72,9 +72,9 @@ class Quotes:
     def handed_over(self, decision: Decision, real_s: float) -> None:
         """A prompt's first token has come from elsewhere, `real_s` seconds after it was sent there. What was not
         expected of computing and transfer is put down to the hand-over."""
-        if decision.there_s is None or decision.reason is Reason.SETTING:
+        if decision.there is None:
             return
-        unexpected_s = real_s - (decision.there_s - decision.handover_s)
+        unexpected_s = real_s - (decision.there.first_token_s - decision.handover_s)
         bounded_s = min(max(unexpected_s, 0.0), LONGEST_HANDOVER_S)
         self._handover_s += (bounded_s - self._handover_s) / MEMORY
 

@@ -63,9 +63,10 @@ class DecodeScheduler:
         chunk_size: int,
         max_context: int,
         max_preemptions: int = MAX_PREEMPTIONS,
-        prompt_allowance: Callable[[int, int], int] | None = None,
+        prompt_allowance: Callable[[int, int, int], int] | None = None,
     ) -> None:
-        """`prompt_allowance` bounds the tokens of prompts in a step by its decoding sequences and their pairs."""
+        """`prompt_allowance` bounds the tokens of prompts in a step by its decoding sequences, their pairs and the
+        longest context among the prompts."""
         if token_budget < max_sequences:
             raise InvalidSetting("token_budget", token_budget, f"must be at least max_sequences ({max_sequences})")
         self._blocks = SequenceBlocks(pool, prefix, block_size)
@@ -238,7 +239,7 @@ class DecodeScheduler:
             for ticket in decoding
             if ticket.state is State.RUNNING and self._find_room(ticket)
         ]
-        chunks += self._prompt_chunks(catching_up, self._prompt_budget(chunks))
+        chunks += self._prompt_chunks(catching_up, self._prompt_budget(chunks, catching_up))
         copies = self._admission.take_copies()
         assert chunks or not copies, "pages to copy, and no step to copy them in"
         return StepPlan(tuple(chunks), copies)
@@ -301,12 +302,14 @@ class DecodeScheduler:
             self._preempt(youngest)
         return True
 
-    def _prompt_budget(self, decoding: list[Chunk]) -> int:
+    def _prompt_budget(self, decoding: list[Chunk], prompts: list[Ticket]) -> int:
         """Return how many tokens of prompts are computed beside these."""
         budget = self._token_budget - len(decoding)
-        if self._prompt_allowance is None:
+        if self._prompt_allowance is None or not prompts:
             return budget
-        return min(budget, self._prompt_allowance(len(decoding), sum(chunk.num_pairs for chunk in decoding)))
+        num_context = max(ticket.sequence.num_computed for ticket in prompts)
+        num_pairs = sum(chunk.num_pairs for chunk in decoding)
+        return min(budget, self._prompt_allowance(len(decoding), num_pairs, num_context))
 
     def _prompt_chunks(self, tickets: Iterable[Ticket], budget: int) -> list[Chunk]:
         """Share the budget fairly: nobody gets more than another who could use it. Where it is smaller than the number

@@ -166,9 +166,9 @@ def _of_decision(decision: Decision | None) -> dict[str, AttributeValue]:
     """Return what a span tells about where the prompt was to be computed; seconds only where they were expected."""
     if decision is None:
         return {}
-    seconds = {Attribute.PREFILL_LOCAL_S: decision.here_s, Attribute.PREFILL_REMOTE_S: decision.there_s}
+    prices = {Attribute.PREFILL_LOCAL_S: decision.here, Attribute.PREFILL_REMOTE_S: decision.there}
     return {
         Attribute.PREFILL_PLACE: str(decision.place),
         Attribute.PREFILL_REASON: str(decision.reason),
-        **{name: round(value, 6) for name, value in seconds.items() if value is not None},
+        **{name: round(price.first_token_s, 6) for name, price in prices.items() if price is not None},
     }

@@ -16,7 +16,7 @@ from common.runtime.servicer import GatewayServicer
 from common.runtime.staging import Staging
 from common.runtime.standing import Tallies
 from common.scheduling.emission import Emission
-from common.scheduling.pace import PaceMeter
+from common.scheduling.pace import TwinMeter
 from common.settings.worker import WorkerSettings
 from common.transfer.host import host_id
 from common.transfer.puller import Puller, PullReport, TransferMode
@@ -143,7 +143,7 @@ class DecodeWorker:
         settings, foundation = self._settings, self._edge.foundation
         block_size = foundation.layout.block_size
         pool, prefix = foundation.make_cache(self._journal)
-        pace = PaceMeter()
+        pace = TwinMeter()
         bounds = Bounds(settings.chunk_size, settings.token_budget, settings.itl_target_ms / 1000)
         scheduler = DecodeScheduler(
             pool,
@@ -153,7 +153,9 @@ class DecodeWorker:
             token_budget=settings.token_budget,
             chunk_size=settings.chunk_size,
             max_context=foundation.max_context,
-            prompt_allowance=lambda decoding, pairs: prompt_allowance(pace.cost, decoding, pairs, bounds),
+            prompt_allowance=lambda decoding, pairs, context: prompt_allowance(
+                pace.cost, decoding, pairs, context, bounds
+            ),
         )
         local_max = 0 if settings.disaggregation == "always" else settings.local_prefill_max_tokens
         placing = Placing(bounds, local_max, is_measured=settings.disaggregation == "auto")

@@ -127,6 +127,32 @@ class PaceMeter:
         return products, timed
 
 
+class TwinMeter:
+    """Meters for two states of a host: whether others, who may share its cores, work for us at the same time or not.
+
+    Whoever plans a step says so by `is_disturbed` before it begins. A state that was not measured yet is taken to be
+    like the other one.
+    """
+
+    def __init__(self) -> None:
+        self.is_disturbed = False
+        self._quiet, self._disturbed = PaceMeter(), PaceMeter()
+
+    @property
+    def cost(self) -> StepCost | None:
+        """What a step costs in the state that is."""
+        return self.disturbed_cost if self.is_disturbed else self._quiet.cost or self._disturbed.cost
+
+    @property
+    def disturbed_cost(self) -> StepCost | None:
+        """What a step costs while others work for us."""
+        return self._disturbed.cost or self._quiet.cost
+
+    def note(self, plan: StepPlan, run_s: float) -> None:
+        """Take in a step that was planned in the state that is."""
+        (self._disturbed if self.is_disturbed else self._quiet).note(plan, run_s)
+
+
 def _solve(products: Matrix, timed: Vector, chosen: tuple[int, ...]) -> Vector | None:
     """Return the least-squares factors of the chosen terms, None where they cannot be told apart."""
     rows = [[products[i][j] * (1 + _RIDGE * (i == j)) for j in chosen] + [timed[i]] for i in chosen]

@@ -18,10 +18,12 @@ from decode_worker.placing import (
     Here,
     Place,
     Placing,
+    Price,
     Reason,
     There,
+    delay_there,
+    price_here,
     prompt_allowance,
-    seconds_here,
     seconds_there,
 )
 
@@ -40,7 +42,7 @@ BOUNDS = st.builds(
     st.integers(0, 512),
     st.floats(0.001, 1.0),
 )
-HERE = st.builds(Here, COSTS, st.integers(0, 64), COUNTS, BACKLOGS)
+HERE = st.builds(Here, COSTS, st.integers(0, 64), COUNTS, BACKLOGS, st.none() | COSTS)
 THERE = st.builds(
     There,
     COSTS,
@@ -66,7 +68,7 @@ def _raised(value: Any, path: str, amount: float) -> Any:
 
 
 def _here_s(num_tokens: int, here: Here, bounds: Bounds) -> float:
-    return sum(seconds_here(num_tokens, here, bounds))
+    return price_here(num_tokens, here, bounds).total_s
 
 
 @given(PROMPTS, COUNTS, HERE, THERE, BOUNDS)
@@ -121,28 +123,36 @@ def test_a_longer_queue_there_sends_nobody_there(num: int, more: int, here: Here
 @given(PROMPTS, HERE, THERE, BOUNDS)
 def test_the_cheaper_place_is_chosen_and_its_price_told(num: int, here: Here, there: There, bounds: Bounds) -> None:
     decision = Placing(bounds, 0).decide(num, here, there, may_go=True)
-    here_s, there_s = _here_s(num, here, bounds), seconds_there(num, there, bounds)
-    assert (decision.here_s, decision.there_s) == (here_s, there_s)
-    assert decision.place is (Place.THERE if there_s < here_s else Place.HERE)
+    there_s = seconds_there(num, there, bounds)
+    assert decision.here == price_here(num, here, bounds)
+    assert decision.there == Price(there_s, delay_there(there_s, here, bounds))
+    assert decision.place is (Place.THERE if decision.there.total_s < decision.here.total_s else Place.HERE)
+    chosen = decision.there if decision.place is Place.THERE else decision.here
+    assert decision.expected_s == chosen.first_token_s
     assert decision.reason is Reason.COST
 
 
-@given(COSTS, st.integers(1, 64), COUNTS, BOUNDS)
+@given(COSTS, st.integers(1, 64), COUNTS, COUNTS, BOUNDS)
 def test_a_step_with_a_prompt_meets_the_target_where_it_can(
-    cost: StepCost, num_decoding: int, num_pairs: int, bounds: Bounds
+    cost: StepCost, num_decoding: int, num_pairs: int, num_context: int, bounds: Bounds
 ) -> None:
-    allowance = prompt_allowance(cost, num_decoding, num_pairs, bounds)
+    allowance = prompt_allowance(cost, num_decoding, num_pairs, num_context, bounds)
+
+    def step_s(num_tokens: int) -> float:
+        return cost.step_s(num_decoding + num_tokens, num_pairs + num_tokens * num_context)
+
     assert min(MIN_CHUNK, bounds.token_budget) <= allowance <= bounds.token_budget
     if allowance > MIN_CHUNK:
-        assert cost.step_s(num_decoding + allowance, num_pairs) <= bounds.itl_target_s * AT_MOST
+        assert step_s(allowance) <= bounds.itl_target_s * AT_MOST
     if allowance < bounds.token_budget:
-        assert cost.step_s(num_decoding + allowance + 1, num_pairs) > bounds.itl_target_s / AT_MOST
+        assert step_s(allowance + 1) > bounds.itl_target_s / AT_MOST
 
 
 @given(COSTS, BOUNDS)
 def test_nobody_is_disturbed_where_nobody_decodes(cost: StepCost, bounds: Bounds) -> None:
-    assert prompt_allowance(cost, 0, 0, bounds) == bounds.token_budget
-    assert seconds_here(5000, Here(cost), bounds)[1] == 0.0
+    assert prompt_allowance(cost, 0, 0, 0, bounds) == bounds.token_budget
+    assert price_here(5000, Here(cost), bounds).delay_s == 0.0
+    assert delay_there(10.0, Here(cost, disturbed=StepCost(10.0, 0.0, 0.0)), bounds) == 0.0
 
 
 BOUNDS_100 = Bounds(256, 512, 0.1)
@@ -179,7 +189,7 @@ def test_who_is_told_where_measures_nothing(local_max: int, *, may_go: bool, pla
     placing = Placing(BOUNDS_100, local_max, is_measured=False)
     decision = placing.decide(1, Here(FAST), There(FAST), may_go=may_go)
     assert (decision.place, decision.reason) == (place, Reason.SETTING)
-    assert decision.here_s is decision.there_s is None
+    assert (decision.here, decision.there, decision.expected_s) == (None, None, None)
 
 
 def test_an_idle_worker_keeps_a_prompt_that_would_gain_nothing_elsewhere() -> None:
@@ -192,7 +202,8 @@ def test_a_prompt_that_would_delay_a_full_batch_goes_elsewhere() -> None:
     assert placing.decide(300, Here(SLOW), there, may_go=True).place is Place.HERE
     crowded = placing.decide(300, Here(SLOW, 40, 4000), there, may_go=True)
     assert crowded.place is Place.THERE
-    assert crowded.delay_s > 0
+    assert crowded.here is not None
+    assert crowded.here.delay_s > 0
 
 
 @pytest.mark.parametrize(("num_cached", "place"), [(0, Place.THERE), (100, Place.THERE), (101, Place.HERE)])
@@ -214,6 +225,20 @@ def test_more_that_is_cached_here_costs_no_less_there(
 ) -> None:
     less_s = seconds_there(num, there, bounds, num_cached)
     assert less_s <= seconds_there(num, there, bounds, num_cached + more) * AT_MOST
+
+
+def test_a_prefill_worker_that_takes_our_cores_is_not_free() -> None:
+    placing, there = Placing(BOUNDS_100, 16), There(SLOW, handover_s=0.005)
+    alone = placing.decide(300, Here(SLOW, 30, 3000), there, may_go=True)
+    beside = placing.decide(300, Here(SLOW, 30, 3000, disturbed=StepCost(0.4, 0.015, 0.0)), there, may_go=True)
+    assert (alone.place, beside.place) == (Place.THERE, Place.HERE)
+    assert beside.there is not None
+    assert beside.there.delay_s > 0
+
+
+@given(st.floats(0, 100), st.floats(0, 100), HERE, BOUNDS)
+def test_a_longer_prefill_elsewhere_delays_no_less(compute_s: float, more_s: float, here: Here, bounds: Bounds) -> None:
+    assert delay_there(compute_s, here, bounds) <= delay_there(compute_s + more_s, here, bounds) * AT_MOST
 
 
 def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:

@@ -32,7 +32,7 @@ class ScriptedDecode:
         chunk_size: int = 32,
         max_context: int = 512,
         max_preemptions: int = 8,
-        prompt_allowance: Callable[[int, int], int] | None = None,
+        prompt_allowance: Callable[[int, int, int], int] | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, [0] * num_blocks)
         self.content = PagedContent(self.pool, block_size)

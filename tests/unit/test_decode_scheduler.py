@@ -245,10 +245,10 @@ class TestBatch:
         assert [len(worker.output(name)) for name in "abc"] == [5, 5, 5]
 
     def test_prompts_get_what_the_running_ones_allow(self) -> None:
-        asked: list[tuple[int, int]] = []
+        asked: list[tuple[int, int, int]] = []
 
-        def allowance(num_decoding: int, num_pairs: int) -> int:
-            asked.append((num_decoding, num_pairs))
+        def allowance(num_decoding: int, num_pairs: int, num_context: int) -> int:
+            asked.append((num_decoding, num_pairs, num_context))
             return 6 if num_decoding else 15
 
         worker = ScriptedDecode(max_sequences=3, token_budget=20, chunk_size=20, prompt_allowance=allowance)
@@ -257,7 +257,7 @@ class TestBatch:
         worker.step()
         worker.add(sequence("second", range(30, 50), arrival=1))
         assert [chunk.length for chunk in worker.step().chunks] == [1, 6]
-        assert asked == [(0, 0), (0, 0), (1, 21)]
+        assert asked == [(0, 0, 0), (0, 0, 15), (1, 21, 0)]
 
     def test_the_demand_counts_what_is_to_be_computed_here_and_elsewhere(self) -> None:
         worker = ScriptedDecode(max_sequences=3, token_budget=20, chunk_size=8)

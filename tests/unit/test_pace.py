@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from common.messages.registry import StepCost
-from common.scheduling.pace import MEMORY, NUM_WARM_UP, PaceMeter
+from common.scheduling.pace import MEMORY, NUM_WARM_UP, PaceMeter, TwinMeter
 from common.scheduling.plan import Chunk, StepPlan
 from tests.support.sequences import sequence
 
@@ -105,6 +105,22 @@ def test_one_interrupted_step_does_not_change_the_picture() -> None:
     for _ in range(4):
         steps.run(64, 5000)
     assert steps.expected_s(64, 5000) < 1.5 * before_s
+
+
+def test_steps_beside_others_are_measured_apart() -> None:
+    meter = TwinMeter()
+    plan = StepPlan((Chunk(sequence("a", range(40)), 0, 40, samples=True),))
+    for _ in range(NUM_WARM_UP + 1):
+        meter.note(plan, 0.1)
+    assert meter.cost is not None
+    assert meter.cost == meter.disturbed_cost, "nothing else is known"
+    meter.is_disturbed = True
+    for _ in range(NUM_WARM_UP + 1):
+        meter.note(plan, 0.3)
+    assert meter.cost.step_s(40, 0) == pytest.approx(0.3, rel=0.01)
+    assert meter.disturbed_cost == meter.cost
+    meter.is_disturbed = False
+    assert meter.cost.step_s(40, 0) == pytest.approx(0.1, rel=0.01)
 
 
 def test_pairs_are_counted_with_the_cached_context() -> None:

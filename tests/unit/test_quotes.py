@@ -9,12 +9,12 @@ from common.messages.registry import Role, StepCost, WorkerHealth, WorkerLoad
 from common.runtime.peers import Peers
 from common.transfer.handshake import Transport
 from common.transfer.puller import PullReport
-from decode_worker.placing import Backlog, Decision, Place, Reason
+from decode_worker.placing import Backlog, Decision, Place, Price, Reason
 from decode_worker.quotes import DUE_S, FIRST_HANDOVER_S, LONGEST_HANDOVER_S, Quotes
 
 TOKEN_BYTES = 1000
 COST = StepCost(0.01, 0.001, 1e-6)
-SENT = Decision(Place.THERE, Reason.COST, 100, here_s=3.0, there_s=1.0, handover_s=0.2)
+SENT = Decision(Place.THERE, Reason.COST, 100, here=Price(3.0), there=Price(1.0, delay_s=5.0), handover_s=0.2)
 
 
 class Market:
