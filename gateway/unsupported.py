@@ -127,7 +127,7 @@ class FieldPolicy:
     def __init__(self, served: AbstractSet[str], refused: Mapping[str, Refusal] | None = None) -> None:
         """`refused` None: it knows nothing that it does not serve."""
         self._refused = refused or {}
-        self._known = frozenset(served) | self._refused.keys() | WITHOUT_EFFECT
+        self._known = frozenset(served).union(self._refused, WITHOUT_EFFECT)
 
     def refuse(self, fields: dict[str, msgspec.Raw]) -> None:
         """Raise `InvalidRequest` for the first field that asks for something we do not serve."""
