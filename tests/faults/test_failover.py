@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from common.messages.registry import WorkerHealth
-from tests.support.fault_client import Answer, Ask, Refusal, completion
+from tests.support.exchange import Answer, Exchange, Refusal
+from tests.support.fault_client import asking, completion
 from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_messages import said_by_decode
 from tests.support.fault_rules import Before, Lost, Message
@@ -126,7 +127,7 @@ async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
     """Whenever a worker has computed a token of it, the worker dies: after three of them it is over."""
     stager = Stager(cluster, plain)
     neighbours = await stager.bystanders("gateway-0")
-    poison = Ask(cluster.url(), completion(31, 100, max_tokens=POISON_TOKENS, temperature=0, stream=True))
+    poison = asking(cluster.url(), completion(31, 100, max_tokens=POISON_TOKENS, temperature=0, stream=True))
     is_about = about(cluster, poison)
     killed: set[int] = set()  # processes
 
@@ -152,7 +153,7 @@ async def test_a_request_that_kills_its_workers_ends_and_its_neighbours_do_not(
         await asyncio.gather(supervising, return_exceptions=True)
 
 
-async def _at_the_seam(cluster: FaultCluster, bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Ask]:
+async def _at_the_seam(cluster: FaultCluster, bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Exchange]:
     """Start everything on one decode worker, and wait until all that stream have some tokens."""
     cluster.rpc[SPARE].refuses_feeds = True
     await until(lambda: cluster.rpc[SPARE].num_feeds == 0, "the spare worker has no gateway", 10.0)

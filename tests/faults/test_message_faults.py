@@ -81,7 +81,7 @@ async def test_said_by_gateways(cluster: FaultCluster, plain: Undisturbed, table
 
     def leave() -> None:
         for victim in scene.victims:
-            victim.ask.leave()
+            victim.ask.hang_up()
 
     await scene.strike(leave)
     await scene.let_go()

@@ -7,8 +7,9 @@ from functools import partial
 
 import pytest
 
+from tests.support.exchange import Answer
 from tests.support.fault_cells import Scene, holder_of
-from tests.support.fault_client import Answer, completion
+from tests.support.fault_client import completion
 from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_stages import Stage, Undisturbed
 from tests.support.fault_table import Table, Target
@@ -90,7 +91,7 @@ async def test_a_short_request_behind_10_abandoned_prefills_waits_for_one_chunk(
             20.0,
         )
         for ask in long_ones:
-            ask.leave()
+            ask.hang_up()
         waits.append(await _time_to_first_token(cluster, SHORT_PROMPT))
     allowed_s = idle_s + chunk_s + CANCEL_MARGIN_S
     wait_s = statistics.median(waits)

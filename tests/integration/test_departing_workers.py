@@ -10,6 +10,7 @@ from common.messages.registry import WorkerHealth
 from common.messages.sampling import SamplingParams
 from gateway.engine import EndOfChoice, FinishReason, GenerateRequest, TokenDelta
 from proto import worker_pb2 as pb
+from tests.support.byte_link import ByteLink
 from tests.support.dispatch_harness import (
     DispatchHarness,
     answer,
@@ -17,7 +18,6 @@ from tests.support.dispatch_harness import (
     quicken,
     quicken_silence,
 )
-from tests.support.freezable_link import FreezableLink
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 
 REQUEST = GenerateRequest(RequestId("r"), MODEL, [5, 6, 7], SamplingParams(seed=1, max_tokens=8))
@@ -41,7 +41,7 @@ async def leave(worker: ScriptedWorker, way: str) -> None:
             await worker.stop()
         case "frozen":
             assert worker.link is not None
-            worker.link.freeze()
+            worker.link.hold()
         case _:
             raise AssertionError(way)
 
@@ -51,7 +51,7 @@ async def leave(worker: ScriptedWorker, way: str) -> None:
 async def test_b050_an_assigned_request_is_answered_by_another_worker(
     gateway: DispatchHarness, way: str, is_accepted: bool
 ) -> None:
-    leaver = await gateway.add_worker("decode-0", link=FreezableLink())
+    leaver = await gateway.add_worker("decode-0", link=ByteLink())
     running = asyncio.create_task(gateway.collect(REQUEST))
     job = await job_of(leaver)
     if is_accepted:

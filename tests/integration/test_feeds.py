@@ -14,6 +14,7 @@ from common.messages.sampling import SamplingParams
 from gateway import feeds as feeds_module
 from gateway.engine import GenerateEvent, GenerateRequest
 from proto import worker_pb2 as pb
+from tests.support.byte_link import ByteLink
 from tests.support.dispatch_harness import (
     DEADLINE_S,
     DispatchHarness,
@@ -23,7 +24,6 @@ from tests.support.dispatch_harness import (
     quicken,
     quicken_silence,
 )
-from tests.support.freezable_link import FreezableLink
 from tests.support.polling import turns, until
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 
@@ -61,11 +61,11 @@ async def go_on(gateway: DispatchHarness, other: ScriptedWorker, running: asynci
 
 class TestSilence:
     async def test_a_frozen_worker_s_requests_move(self, gateway: DispatchHarness) -> None:
-        link = FreezableLink()
+        link = ByteLink()
         frozen = await gateway.add_worker("decode-0", 1, link=link)
         running, _ = await start(gateway, frozen)
         other = await gateway.add_worker("decode-1", 2)
-        link.freeze()
+        link.hold()
         await go_on(gateway, other, running)
         assert gateway.count("failovers", reason="lost") == 1
 
@@ -155,30 +155,30 @@ class TestStall:
 class TestStaleAnswers:
     async def test_a_worker_that_thaws_is_told_at_once(self, gateway: DispatchHarness) -> None:
         """It could not hear the cancel; without another it would decode to the end for nobody."""
-        link = FreezableLink()
+        link = ByteLink()
         frozen = await gateway.add_worker("decode-0", 1, link=link)
         running, job = await start(gateway, frozen)
         other = await gateway.add_worker("decode-1", 2)
-        link.freeze()
+        link.hold()
         await go_on(gateway, other, running)
         assert frozen.cancels.empty()
         await until(lambda: not is_telling(gateway), "the end of the first attempt", DEADLINE_S)
         frozen.send(job, tokens=pb.Tokens(index=1, ids=[10], chain=chain_of([9])))
-        link.thaw()
+        link.heal()
         async with asyncio.timeout(DEADLINE_S):
             assert await frozen.cancels.get() == ("r", 1)
 
     async def test_also_one_that_has_nothing_to_say(self, gateway: DispatchHarness) -> None:
         """Its request waits for a prefill, say."""
-        link = FreezableLink()
+        link = ByteLink()
         frozen = await gateway.add_worker("decode-0", 1, link=link)
         running, _ = await start(gateway, frozen)
         other = await gateway.add_worker("decode-1", 2)
-        link.freeze()
+        link.hold()
         await go_on(gateway, other, running)
         await until(lambda: not is_telling(gateway), "the end of the first attempt", DEADLINE_S)
         forget_calls(frozen)
-        link.thaw()
+        link.heal()
         async with asyncio.timeout(DEADLINE_S):
             assert await frozen.cancels.get() == ("r", 1)
 

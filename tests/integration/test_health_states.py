@@ -25,9 +25,9 @@ from gateway.server import close, port_of, serve
 from gateway.service import Service
 from gateway.settings import GatewaySettings
 from tests.support.broker_records import FINGERPRINT
+from tests.support.byte_link import ByteLink
 from tests.support.canary_harness import CanaryHarness, Player, canary_harness
 from tests.support.dispatch_harness import quicken_silence
-from tests.support.freezable_link import FreezableLink
 from tests.support.gateway_server import chat_body
 from tests.support.polling import until
 from tests.support.rpc_gateway import HOST, channel_to, never
@@ -46,7 +46,7 @@ class World:
     http: aiohttp.ClientSession
     health: HealthStub
     player: Player
-    link: FreezableLink
+    link: ByteLink
     patch: pytest.MonkeyPatch
     undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     async with canary_harness(monkeypatch) as harness:
         card = replace(tiny_card(byte_level_tokenizer(), max_context=1024), model=MODEL, fingerprint=FINGERPRINT)
         await harness.broker.registry.publish_card(card)
-        link = FreezableLink()
+        link = ByteLink()
         player = await harness.add_player("decode-0", 1, link=link)
         app = create_app(harness.dispatcher, GatewaySettings(), GatewayMetrics(CollectorRegistry()), OPEN_ENTRANCE)
         runner = await serve(app, HOST, 0)
@@ -131,7 +131,7 @@ async def _loads(world: World) -> None:
 
 
 async def _is_frozen(world: World) -> None:
-    world.link.freeze()
+    world.link.hold()
 
 
 async def _dies(world: World) -> None:
@@ -194,7 +194,7 @@ async def test_b110_who_could_not_serve_says_so_in_every_protocol(world: World, 
 async def _recovers(world: World) -> None:
     for undo in world.undo:
         undo()
-    world.link.thaw()
+    world.link.heal()
     world.player.hangs = world.player.fails = False
     await world.beats(WorkerHealth.READY)
 

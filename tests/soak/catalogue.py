@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.soak.exchange import Exchange
-from tests.support.fault_client import MODEL, Answer, completion
+from tests.support.exchange import Answer, Exchange
+from tests.support.fault_client import MODEL, completion
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

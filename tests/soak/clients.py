@@ -13,9 +13,8 @@ import grpc
 from proto.tandem.v1 import generate_pb2 as pb
 from proto.tandem.v1.generate_pb2_grpc import GenerationStub
 from tests.soak.catalogue import Catalogue, Entry
-from tests.soak.exchange import Exchange, Hanging, Malformed
 from tests.soak.ledger import Ledger
-from tests.support.fault_client import Answer, Refusal
+from tests.support.exchange import Answer, Exchange, Hanging, Malformed, Refusal
 
 LONGEST_ANSWER_S = 150.0
 """The deadline of every request (`DEADLINE_S`), a gateway frozen for 15 s, and as long again."""

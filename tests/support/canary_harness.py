@@ -14,8 +14,8 @@ from gateway.canary import Canary
 from gateway.canary_targets import list_targets
 from proto import worker_pb2 as pb
 from tests.support.broker_records import make_card
+from tests.support.byte_link import ByteLink
 from tests.support.dispatch_harness import DEADLINE_S, DispatchHarness, answer, quicken
-from tests.support.freezable_link import FreezableLink
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 
@@ -61,9 +61,7 @@ class CanaryHarness(DispatchHarness):
         self.players: list[Player] = []
         self._proving: asyncio.Task[None] | None = None
 
-    async def add_player(
-        self, name: str, epoch: int, *, hangs: bool = False, link: FreezableLink | None = None
-    ) -> Player:
+    async def add_player(self, name: str, epoch: int, *, hangs: bool = False, link: ByteLink | None = None) -> Player:
         """Start a worker that answers, or hangs from the beginning."""
         player = Player(await self.add_worker(name, epoch, seats=64, link=link))
         player.hangs = hangs

@@ -27,7 +27,7 @@ from gateway.streams import Source
 from proto import worker_pb2 as pb
 from tests.support.broker_harness import Broker
 from tests.support.broker_records import FINGERPRINT
-from tests.support.freezable_link import FreezableLink
+from tests.support.byte_link import ByteLink
 from tests.support.polling import until
 from tests.support.scripted_worker import MODEL, SECRET, ScriptedWorker
 
@@ -82,7 +82,7 @@ class DispatchHarness:
         num_blocks: int = 100,
         seats: int = 4,
         fingerprint: Fingerprint = FINGERPRINT,
-        link: FreezableLink | None = None,
+        link: ByteLink | None = None,
     ) -> ScriptedWorker:
         """Start a worker and wait until its feed is connected."""
         worker = ScriptedWorker(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.support.fault_client import Answer, Ask, Refusal
+from tests.support.exchange import Answer, Exchange, Refusal
 from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_stages import PROBE, Stage, Stager, Undisturbed, Victim
 from tests.support.fault_table import Measured, Table
@@ -25,7 +25,7 @@ class Verdicts:
     may_fail: bool = False
     may_break: bool = False
 
-    def judge(self, result: Answer | Refusal, expected: Answer, ask: Ask) -> str:
+    def judge(self, result: Answer | Refusal, expected: Answer, ask: Exchange) -> str:
         """Return the outcome in a word; fail if it is none of the allowed ones."""
         if isinstance(result, Answer):
             assert result == expected, f"other tokens than undisturbed:\n{result}\n{expected}"

@@ -19,9 +19,10 @@ from common.broker.overview import Observer, Overview
 from common.errors import BrokerUnavailable
 from common.messages.registry import Role, WorkerHealth
 from tandem.cluster.topology import child_environment
+from tests.support.byte_link import ByteLink
 from tests.support.cluster import free_port
-from tests.support.fault_bytes import ByteLink
-from tests.support.fault_client import MODEL, Ask
+from tests.support.exchange import Exchange
+from tests.support.fault_client import MODEL, asking
 from tests.support.fault_idle import Idleness
 from tests.support.fault_model import MAX_CONTEXT
 from tests.support.fault_partition import Partition
@@ -151,9 +152,9 @@ class FaultCluster:
         if self._session is not None:
             await self._session.close()
 
-    def ask(self, body: Mapping[str, object], gateway: str = "gateway-0", **headers: str) -> Ask:
+    def ask(self, body: Mapping[str, object], gateway: str = "gateway-0", **headers: str) -> Exchange:
         """Send a request."""
-        return Ask(self.url(gateway), body, headers).start()
+        return asking(self.url(gateway), body, headers).start()
 
     async def restart(self, name: str) -> None:
         """Start a process that has ended, at the same addresses."""

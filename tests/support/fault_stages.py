@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.fault_client import Answer, Ask, completion
+from tests.support.exchange import Answer, Exchange
+from tests.support.fault_client import asking, completion
 from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_rules import After, Before, Gate, Message, Nth
 
@@ -80,7 +81,7 @@ class Victim:
     """A request that is held at a stage."""
 
     stage: Stage
-    ask: Ask
+    ask: Exchange
     release: Callable[[], None]
     request: str = ""
 
@@ -94,7 +95,7 @@ class Stager:
     gateway: str = "gateway-0"
     victims: list[Victim] = field(default_factory=list)
 
-    async def bystanders(self, gateway: str) -> dict[str, Ask]:
+    async def bystanders(self, gateway: str) -> dict[str, Exchange]:
         """Start the requests that the fault must not touch; they decode."""
         asks = {name: self.cluster.ask(self.plain.bodies[name], gateway) for name in BYSTANDERS}
         await asks[BYSTANDERS[0]].has_tokens(3)
@@ -113,7 +114,7 @@ class Stager:
 
     async def bring(self, stage: Stage) -> Victim:
         """Start a request and return once it is held at `stage`."""
-        ask = Ask(self.cluster.url(self.gateway), self.plain.bodies[stage])
+        ask = asking(self.cluster.url(self.gateway), self.plain.bodies[stage])
         reached, release = hold_at(self.cluster, stage, about(self.cluster, ask))
         ask.start()
         victim = Victim(stage, ask, release)
@@ -131,7 +132,7 @@ class Stager:
             victim.release()
 
 
-def about(cluster: FaultCluster, ask: Ask) -> IsMine:
+def about(cluster: FaultCluster, ask: Exchange) -> IsMine:
     """Return what tells whether a message with some method is about the request."""
     tap = cluster.tap
 

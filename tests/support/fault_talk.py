@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.support.exchange import Exchange
 from tests.support.fault_cells import Verdicts
-from tests.support.fault_client import Ask
+from tests.support.fault_client import asking
 from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_rules import Faulty
 from tests.support.fault_stages import REACH_S, IsMine, Stage, Undisturbed, about, hold_at
@@ -18,7 +19,7 @@ class Touched:
     """A request of which one message is touched; `release` opens its gate, if it waits for that."""
 
     stage: Stage
-    ask: Ask
+    ask: Exchange
     rule: Faulty | None
     release: Callable[[], None] | None
 
@@ -37,7 +38,7 @@ class Talk:
 
     def touch(self, stage: Stage, fault: Callable[[IsMine], Faulty], *, is_held: bool = False) -> None:
         """Prepare the request of a stage. With `is_held` it stays at that stage until its message has come."""
-        ask = Ask(self.cluster.url(), self.plain.bodies[stage])
+        ask = asking(self.cluster.url(), self.plain.bodies[stage])
         is_mine = about(self.cluster, ask)
         release = hold_at(self.cluster, stage, is_mine)[1] if is_held else None
         rule = fault(is_mine)
@@ -46,7 +47,7 @@ class Talk:
 
     def ask(self, stage: Stage) -> None:
         """Prepare the request of a stage of which no single message is touched."""
-        self._touched.append(Touched(stage, Ask(self.cluster.url(), self.plain.bodies[stage]), None, None))
+        self._touched.append(Touched(stage, asking(self.cluster.url(), self.plain.bodies[stage]), None, None))
 
     async def run(self) -> None:
         """Start all, judge all, and see that everything is idle afterwards (I2)."""

@@ -23,7 +23,7 @@ from proto import worker_pb2 as pb
 from proto.worker_pb2_grpc import add_WorkerServicer_to_server
 from tests.support.broker_harness import Broker
 from tests.support.broker_records import FINGERPRINT
-from tests.support.freezable_link import FreezableLink
+from tests.support.byte_link import ByteLink
 
 SECRET = "a secret for tests"
 MODEL = ModelName("m")
@@ -43,7 +43,7 @@ class ScriptedWorker:
         num_blocks: int = 100,
         seats: int = 4,
         fingerprint: Fingerprint = FINGERPRINT,
-        link: FreezableLink | None = None,
+        link: ByteLink | None = None,
     ) -> None:
         self.link = link
         """What gateways must pass to reach us, if anything."""

@@ -1,4 +1,5 @@
-"""A TCP proxy in front of one listener of a fault cluster: Redis as one process sees it, or a worker's pages."""
+"""A TCP proxy in front of one listener: Redis as one process sees it, a worker's pages, the way to a worker. It can be
+frozen: as with a stopped process bytes are taken then, and nothing happens to them."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,10 +22,11 @@ class ByteLink:
     nobody is cut off from the owner.
     """
 
-    owner: str
-    host: str
-    port: int
-    target_port: int
+    owner: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 until it listens, if the system is to choose it."""
+    target_port: int = 0
     partition: Partition | None = None
     look: Callable[[], Callable[[bytes], None]] = lambda: _ignore
     delay_s: float = 0.0
@@ -37,14 +39,17 @@ class ByteLink:
         self.mistakes: list[BaseException] = []
         """What went wrong in the harness itself."""
 
-    async def start(self) -> None:
-        """Listen."""
+    async def start(self, target_port: int | None = None) -> int:
+        """Listen, in front of another port than was said if one is given; return the own port."""
+        self.target_port = self.target_port if target_port is None else target_port
         self._server = await asyncio.start_server(self._serve, self.host, self.port)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self.port
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
-        assert self._server is not None
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self.heal()
         self.cut()
         await asyncio.gather(*self._connections, return_exceptions=True)
