@@ -14,6 +14,7 @@ import torch
 from common.cache.layout import KVLayout
 from common.errors import GrammarViolated
 from common.model.batch import ForwardBatch
+from common.runtime.block_tables import BlockTables
 from common.runtime.scoring import prompt_logprobs, sampled_logprobs
 from common.runtime.step_batch import batch_order, forward_batch
 from common.scheduling.plan import BlockCopy, Chunk, StepPlan, StepResult
@@ -76,6 +77,7 @@ class ModelRunner:
         self._pages = pages
         self._block_size = block_size
         self._masks = masks
+        self._block_tables = BlockTables()
 
     def run(self, plan: StepPlan) -> StepResult:
         """Copy the plan's pages, compute its chunks, sample.
@@ -87,7 +89,7 @@ class ModelRunner:
             return StepResult(tokens={})
         chunks = sorted(plan.chunks, key=batch_order)
         sampling = [chunk for chunk in chunks if chunk.samples]
-        batch = forward_batch(chunks, self._block_size, self._pages.device)
+        batch = forward_batch(chunks, self._block_size, self._pages.device, self._block_tables)
         with torch.inference_mode():
             copy_pages(self._pages, plan.copies)
             hidden = self._model.forward(batch, self._pages)

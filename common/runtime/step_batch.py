@@ -1,10 +1,14 @@
 """The tensors of one step: what the chunks of its plan are to the model's forward pass."""
 
 from collections.abc import Sequence as Several
+from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from common.model.batch import ForwardBatch
+from common.runtime.block_tables import BlockTables
 from common.scheduling.plan import Chunk
 
 
@@ -13,49 +17,48 @@ def batch_order(chunk: Chunk) -> tuple[bool, int]:
     return chunk.length > 1, -chunk.start
 
 
-def forward_batch(chunks: Several[Chunk], block_size: int, device: torch.device) -> ForwardBatch:
+def forward_batch(
+    chunks: Several[Chunk], block_size: int, device: torch.device, block_tables: BlockTables
+) -> ForwardBatch:
     """Return the batch of `chunks`, in this order.
 
     Wanted are the last rows of the chunks that sample, then the rows of all positions that are scored.
     """
-    query_lengths = [chunk.length for chunk in chunks]
-    context_lengths = [chunk.start + chunk.length for chunk in chunks]
-    tables = _block_tables(chunks, context_lengths, block_size)
-    positions = torch.tensor([p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.length)])
-    owners = torch.arange(len(chunks)).repeat_interleave(torch.tensor(query_lengths))
-    columns = torch.div(positions, block_size, rounding_mode="floor")
-    slots = tables[owners, columns] * block_size + (positions - columns * block_size)
-    token_ids = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.length]]
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+    lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
+    contexts = starts + lengths
+    tables = block_tables.of(chunks, (-(-contexts // block_size)).tolist())
+    ends = lengths.cumsum()
+    # Row r of chunk i is token `starts[i] + r - firsts[i]` of its sequence.
+    positions = np.arange(ends[-1]) + (contexts - ends).repeat(lengths)
+    columns = positions // block_size
+    slots = tables[np.arange(len(chunks)).repeat(lengths), columns] * block_size + (positions - columns * block_size)
     return ForwardBatch(
-        token_ids=torch.tensor(token_ids).to(device),
-        positions=positions.to(device),
-        slots=slots.to(device),
-        wanted=_wanted(chunks).to(device),
-        block_tables=tables,
-        query_lengths=query_lengths,
-        context_lengths=context_lengths,
+        token_ids=torch.from_numpy(_token_ids(chunks, int(ends[-1]))).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        wanted=torch.from_numpy(_wanted(chunks, ends - lengths)).to(device),
+        block_tables=torch.from_numpy(tables),
+        query_lengths=lengths.tolist(),
+        context_lengths=contexts.tolist(),
     )
 
 
-def _wanted(chunks: Several[Chunk]) -> torch.Tensor:
+def _token_ids(chunks: Several[Chunk], num_tokens: int) -> npt.NDArray[np.int64]:
+    if num_tokens == len(chunks):
+        ids = [chunk.sequence.token_ids[chunk.start] for chunk in chunks]
+    else:
+        parts = (chunk.sequence.token_ids[chunk.start : chunk.start + chunk.length] for chunk in chunks)
+        ids = list(chain.from_iterable(parts))
+    return np.array(ids, dtype=np.int64)
+
+
+def _wanted(chunks: Several[Chunk], firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     sampled: list[int] = []
     scored: list[int] = []
-    first = 0
-    for chunk in chunks:
+    for chunk, first in zip(chunks, firsts.tolist(), strict=True):
         if chunk.samples:
             sampled.append(first + chunk.length - 1)
-        scored.extend(first + position for position in chunk.scored)
-        first += chunk.length
-    return torch.tensor(sampled + scored, dtype=torch.int64)
-
-
-def _block_tables(chunks: Several[Chunk], context_lengths: Several[int], block_size: int) -> torch.Tensor:
-    """Return [num_seqs, max_blocks]; entries beyond a context repeat block 0 and are never read."""
-    counts = [-(-context // block_size) for context in context_lengths]
-    widest = max(counts)
-    rows = []
-    for chunk, count in zip(chunks, counts, strict=True):
-        blocks = chunk.sequence.block_ids
-        assert len(blocks) >= count, (chunk.sequence.key, len(blocks), count)
-        rows.append(blocks[:count] + [0] * (widest - count))
-    return torch.tensor(rows, dtype=torch.int64)
+        if chunk.sequence.sampling.num_prompt_logprobs is not None:
+            scored.extend(first + position for position in chunk.scored)
+    return np.array(sampled + scored, dtype=np.int64)
