@@ -136,7 +136,7 @@ PLANTS = (
         rule="Bad logits fail a sequence in the native kernel too, whatever its mask hides.",
         file="kernels/sampling/cpu.h",
         text="    if (!std::isfinite(raw.best())) return kInvalid;\n",
-        replacement="",
+        replacement="    if (!std::isfinite(raw.best())) return row.has_mask ? kViolated : kInvalid;\n",
         tests=(f"{BIAS}::TestMask::test_bad_logits_are_found_behind_a_mask", MACHINE),
     ),
     Plant(
