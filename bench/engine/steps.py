@@ -36,8 +36,8 @@ MOST_TOKENS = 32 * 4096
 
 WARM_UPS = 2
 STEPS = 9
-LONGEST_S = 1.5
-"""Of measuring one shape; at least three steps are measured."""
+LONGEST_S = 2.0
+"""Of warming up and measuring one shape; one turn of each is made at least, however long it takes."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -165,16 +165,19 @@ def prefill_steps(rig: Rig, limits: Limits, threads: int) -> Iterator[Measured]:
 
 def _median_s(runner: ModelRunner, plans: list[StepPlan]) -> float:
     """Return how long the plans take one after another."""
+    _turns(runner, plans, WARM_UPS, LONGEST_S / 4)
+    return statistics.median(_turns(runner, plans, STEPS, LONGEST_S))
+
+
+def _turns(runner: ModelRunner, plans: list[StepPlan], most: int, longest_s: float) -> list[float]:
+    """Return the time of each turn; no more begin when `longest_s` are over."""
     times: list[float] = []
-    for turn in range(WARM_UPS + STEPS):
+    while len(times) < most and sum(times) < longest_s:
         began_s = time.perf_counter()
         for plan in plans:
             runner.run(plan)
-        if turn >= WARM_UPS:
-            times.append(time.perf_counter() - began_s)
-        if len(times) >= 3 and sum(times) > LONGEST_S:
-            break
-    return statistics.median(times)
+        times.append(time.perf_counter() - began_s)
+    return times
 
 
 def _say(what: Measured | Machine) -> None:

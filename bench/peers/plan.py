@@ -15,7 +15,7 @@ CHAT_SHARE = 0.8
 CHAT_PROMPTS = (60, 300)
 LONG_PROMPTS = (1024, 4096)
 MIXED_ANSWERS = (32, 96)
-RATES = (0.5, 1.0, 2.0)
+RATES = (0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Sizes:
     num_burst: int = 8
     burst_prompt: int = 1024
     burst_answer: int = 4
-    mixed_s: float = 20.0
+    mixed_s: float = 40.0
 
 
 QUICK = Sizes(lone=2, answer=8, waves=1, running_answer=40, burst_at_s=0.6, num_burst=2, burst_prompt=256, mixed_s=4.0)
