@@ -72,10 +72,16 @@ class Quotes:
     def handed_over(self, decision: Decision, real_s: float) -> None:
         """A prompt's first token has come from elsewhere, `real_s` seconds after it was sent there. What was not
         expected of computing and transfer is put down to the hand-over."""
-        if decision.there is None:
-            return
-        unexpected_s = real_s - (decision.there.first_token_s - decision.handover_s)
-        bounded_s = min(max(unexpected_s, 0.0), LONGEST_HANDOVER_S)
+        if decision.there is not None:
+            self._take(real_s - (decision.there.first_token_s - decision.handover_s))
+
+    def missed(self, decision: Decision) -> None:
+        """A prompt that was sent away was computed here in the end: that costs as much as any hand-over may."""
+        if decision.place is Place.THERE:
+            self._take(LONGEST_HANDOVER_S)
+
+    def _take(self, handover_s: float) -> None:
+        bounded_s = min(max(handover_s, 0.0), LONGEST_HANDOVER_S)
         self._handover_s += (bounded_s - self._handover_s) / MEMORY
 
 

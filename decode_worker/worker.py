@@ -228,9 +228,12 @@ class DecodeWorker:
             self._intake.close(ended.key)
 
     def _note_first_token(self, live: Live) -> None:
-        duration_s = self._witness.prefilled(live)
-        decision = live.decision
-        if duration_s is not None and decision is not None and decision.place is Place.THERE:
+        duration_s, decision = self._witness.prefilled(live), live.decision
+        if decision is None:
+            return
+        if duration_s is None:
+            self._quotes.missed(decision)
+        elif decision.place is Place.THERE:
             self._quotes.handed_over(decision, duration_s)
 
     async def _leave(self, signals: StopSignals) -> None:

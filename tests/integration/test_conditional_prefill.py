@@ -6,6 +6,7 @@ import pytest
 
 from common.messages.registry import StepCost
 from decode_worker.placing import There
+from decode_worker.quotes import FIRST_HANDOVER_S
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
 from tests.support.feed_client import FeedClient, make_job
@@ -109,6 +110,7 @@ async def test_a_choice_whose_prefill_worker_dies_falls_back(
     assert (await client.answer("orphan", deadline_s=20)).tokens == answer(prompt, 5)
     assert count(decode, "tandem_handovers_total", outcome="local") == 1
     assert count(decode, "tandem_prefill_seconds_count", place="remote") == 0, "that is no remote prefill's time"
+    assert decode.worker._quotes._handover_s > FIRST_HANDOVER_S
 
 
 @pytest.mark.parametrize(("setting", "place"), [("always", "remote"), ("never", "local")])

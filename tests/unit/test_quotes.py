@@ -91,6 +91,15 @@ def test_one_hand_over_that_met_a_catastrophe_is_no_price() -> None:
     assert market.handover_s() < LONGEST_HANDOVER_S / 4
 
 
+def test_prompts_that_come_back_make_hand_overs_dear() -> None:
+    market = Market(load())
+    market.quotes.missed(Decision(Place.HERE, Reason.ABSENT, 100))
+    assert market.handover_s() == FIRST_HANDOVER_S
+    for _ in range(100):
+        market.quotes.missed(Decision(Place.THERE, Reason.UNMEASURED, 100))
+    assert market.handover_s() == pytest.approx(LONGEST_HANDOVER_S, rel=0.01)
+
+
 def test_who_was_told_where_expected_nothing() -> None:
     market = Market(load())
     market.quotes.handed_over(Decision(Place.THERE, Reason.SETTING, 100), 5.0)
