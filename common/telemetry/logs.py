@@ -45,6 +45,7 @@ def setup_logging(process: str, level: str = "info", *, fmt: str = "json") -> No
     logging.basicConfig(level=_LEVELS[level.lower()], handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     logging.logThreads = logging.logMultiprocessing = False  # no line names them
+    logging._srcfile = None  # nor the place in the source; the library documents it, and looks for none then
 
 
 class JsonFormatter(logging.Formatter):
