@@ -15,12 +15,14 @@ constexpr int kBlockRows = 6, kStrip = 4;  // 24 of 32 registers accumulate
 constexpr int kBlockRows = 6, kStrip = 2;  // 12 of 16
 #endif
 
-// acc += a [R, steps dwords] times b [steps, V vectors of dwords], step after step; strides in dwords.
+// acc += a [R, steps dwords] times b [steps, V vectors of dwords], step after step; strides in dwords. Three bytes are
+// fetched ahead for four of `b`, besides those that were while it came into form.
 template <typename T, int R, int V>
 TANDEM_INLINE void multiply(Floats (&acc)[R][V], const typename Form<T>::Number* a, int64_t a_stride,
-                            const typename Form<T>::Number* b, int64_t b_stride, int64_t steps) {
-    constexpr int64_t kPack = Form<T>::kPack;
+                            const typename Form<T>::Number* b, int64_t b_stride, int64_t steps, Ahead& ahead) {
+    constexpr int64_t kPack = Form<T>::kPack, kStepsPerFetch = 4, kVectorBytes = kLanes * 4;
     for (int64_t step = 0; step < steps; ++step) {
+        if (step % kStepsPerFetch == 0) ahead.fetch(kStepsPerFetch * V * kVectorBytes * 3 / 4);
         decltype(Form<T>::load_numbers(b)) columns[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) columns[v] = Form<T>::load_numbers(b + (step * b_stride + v * kLanes) * kPack);
@@ -59,7 +61,8 @@ struct FormedTile {
     int64_t num_tokens;                      // within the context
     int64_t head_dim;
     int64_t padded_dim;
-    float scale;  // of scores, so that weights are powers of 2
+    float scale;   // of scores, so that weights are powers of 2
+    Ahead* ahead;  // of this tile
 };
 
 // Rows of a task from `queries` on; what is kept of each from tile to tile.
@@ -90,7 +93,8 @@ TANDEM_INLINE void score(const FormedTile<T>& tile, const BlockRows<T>& rows, Bl
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) acc[r][v] = zeros();
         }
-        multiply<T, R, V>(acc, rows.queries, num_dwords, tile.keys + first * kLanes * kPack, kTileTokens, num_dwords);
+        multiply<T, R, V>(acc, rows.queries, num_dwords, tile.keys + first * kLanes * kPack, kTileTokens, num_dwords,
+                          *tile.ahead);
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) {
                 store(&scratch.scores[r][(first + v) * kLanes], acc[r][v] * broadcast(tile.scale));
@@ -157,7 +161,7 @@ TANDEM_INLINE void accumulate(const FormedTile<T>& tile, const BlockRows<T>& row
             }
         }
         multiply<T, R, V>(acc, scratch.weights[0], kTileTokens / kPack, tile.values + first * kLanes * kPack,
-                          tile.padded_dim, (tile.num_tokens + kPack - 1) / kPack);
+                          tile.padded_dim, (tile.num_tokens + kPack - 1) / kPack, *tile.ahead);
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) store(outputs + r * tile.padded_dim + v * kLanes, acc[r][v]);
         }

@@ -64,47 +64,71 @@ struct AttentionScratch {
     int64_t end_ = 0;
 };
 
-// Brings tiles of one sequence and key-value head from their pages into form.
+// Brings a task's tiles from their pages into form. `following` is the task that the same member may do next, or null.
 template <typename T>
 class TileReader {
   public:
-    TileReader(const AttentionShape& shape, const QueryTile& tile, const AttentionLayer<T>& operands,
-               const AttentionScratch<T>& scratch)
+    TileReader(const AttentionShape& shape, const AttentionTask& task, const AttentionTask* following,
+               const AttentionLayer<T>& operands, const AttentionScratch<T>& scratch)
         : pages_(shape.pages),
           padded_dim_(shape.padded_dim()),
-          tile_(tile),
-          keys_(operands.pages + pages_.keys_at(0, operands.layer) + tile.kv_head * pages_.head_size()),
+          task_(task),
+          following_(following),
+          layer_(operands.pages + pages_.keys_at(0, operands.layer)),
           scratch_(scratch) {}
 
-    FormedTile<T> read(int64_t first) const {
+    TANDEM_INLINE void fetch_first() {
+        aim(task_, task_.first_token());
+        ahead_.fetch_all();
+    }
+
+    FormedTile<T> read(int64_t first) {
         constexpr int64_t kPack = Form<T>::kPack;
-        const int64_t num_tokens = std::min(kTileTokens, tile_.context() - first);
+        if (first + kTileTokens < task_.last_token()) {
+            aim(task_, first + kTileTokens);
+        } else if (following_) {
+            aim(*following_, following_->first_token());
+        }
+        const int64_t num_tokens = std::min(kTileTokens, task_.last_token() - first);
         for (int64_t at = 0; at < num_tokens; at += kLanes) {
             const T* const keys = group(first + at, std::min<int64_t>(kLanes, num_tokens - at));
             const T* const values = keys == scratch_.staged_keys ? scratch_.staged_values : keys + pages_.half_size();
-            form_keys<T>(keys, pages_.head_dim, scratch_.keys + at * kPack);
-            form_values<T>(values, pages_.head_dim, padded_dim_, scratch_.values + at * padded_dim_);
+            form_keys<T>(keys, pages_.head_dim, scratch_.keys + at * kPack, ahead_);
+            form_values<T>(values, pages_.head_dim, padded_dim_, scratch_.values + at * padded_dim_, ahead_);
         }
         const float scale = kLog2OfE / std::sqrt(static_cast<float>(pages_.head_dim));
-        return {scratch_.keys, scratch_.values, num_tokens, pages_.head_dim, padded_dim_, scale};
+        return {scratch_.keys, scratch_.values, num_tokens, pages_.head_dim, padded_dim_, scale, &ahead_};
     }
+
+    // What is left of the next tile.
+    TANDEM_INLINE void fetch_rest() { ahead_.fetch_all(); }
 
   private:
     // The keys of a token; its values are half_size() behind.
-    const T* key(int64_t token) const {
-        const int64_t block = tile_.table[token / pages_.block_size];
-        return keys_ + block * pages_.block_stride() + token % pages_.block_size * pages_.head_dim;
+    const T* key(const QueryTile& tile, int64_t token) const {
+        const int64_t block = tile.table[token / pages_.block_size];
+        return layer_ + block * pages_.block_stride() + tile.kv_head * pages_.head_size() +
+               token % pages_.block_size * pages_.head_dim;
+    }
+
+    void aim(const AttentionTask& task, int64_t first) {
+        const int64_t piece = std::min(pages_.block_size, kTileTokens);
+        constexpr int64_t kNumberBytes = sizeof(T);
+        ahead_.aim(piece * pages_.head_dim * kNumberBytes, pages_.half_size() * kNumberBytes);
+        if (piece * Ahead::kMaxPieces < kTileTokens) return;  // too many pieces to be worth it
+        const int64_t last = std::min(first + kTileTokens, task.last_token());
+        for (int64_t token = first; token < last; token += piece) ahead_.add_piece(key(task.tile, token));
     }
 
     // The keys of kLanes tokens, `count` of them in the context: in their page, or staged, with zeros beyond `count`.
     const T* group(int64_t first, int64_t count) const {
-        if (count == kLanes && pages_.block_size >= kLanes) return key(first);
+        if (count == kLanes && pages_.block_size >= kLanes) return key(task_.tile, first);
         const size_t row_bytes = static_cast<size_t>(pages_.head_dim) * sizeof(T);
         for (int64_t i = 0; i < kLanes; ++i) {
             T* const staged_key = scratch_.staged_keys + i * pages_.head_dim;
             T* const staged_value = scratch_.staged_values + i * pages_.head_dim;
             if (i < count) {
-                const T* const from = key(first + i);
+                const T* const from = key(task_.tile, first + i);
                 std::memcpy(staged_key, from, row_bytes);
                 std::memcpy(staged_value, from + pages_.half_size(), row_bytes);
             } else {
@@ -117,9 +141,11 @@ class TileReader {
 
     const PageShape& pages_;
     const int64_t padded_dim_;
-    const QueryTile& tile_;
-    const T* const keys_;
+    const AttentionTask& task_;
+    const AttentionTask* const following_;
+    const T* const layer_;
     const AttentionScratch<T>& scratch_;
+    Ahead ahead_;
 };
 
 // The queries of a tile's rows, by token, then head, one after another.
@@ -146,7 +172,7 @@ inline void clear(const Partial& partial, int64_t num_rows, int64_t padded_dim) 
 
 // Compute one split for all rows of a tile.
 template <typename T>
-inline void attend_split(const AttentionShape& shape, const QueryTile& tile, int64_t split, const TileReader<T>& reader,
+inline void attend_split(const AttentionShape& shape, const QueryTile& tile, int64_t split, TileReader<T>& reader,
                          const AttentionScratch<T>& scratch, const Partial& partial) {
     const int64_t group = shape.group(), num_rows = tile.num_tokens * group, padded_dim = shape.padded_dim();
     clear(partial, num_rows, padded_dim);
@@ -167,6 +193,7 @@ inline void attend_split(const AttentionShape& shape, const QueryTile& tile, int
             for (int64_t r = row; r < last; ++r) rows.visible[r - row] = tile.position + r / group - first + 1;
             take_tile<T>(formed, rows, last - row, block);
         }
+        reader.fetch_rest();
     }
     for (int64_t row = 0; row < num_rows; ++row) partial.sums[row] = sum(load(scratch.sums + row * kLanes));
 }
@@ -212,7 +239,10 @@ inline void attend(const AttentionPlan& plan, int64_t index, const AttentionLaye
     const AttentionTask& task = plan.tasks[static_cast<size_t>(index)];
     const int64_t num_rows = task.tile.num_tokens * shape.group(), padded_dim = shape.padded_dim();
     const AttentionScratch<T> memory(shape, scratch);
-    const TileReader<T> reader(shape, task.tile, operands, memory);
+    const size_t following = static_cast<size_t>(index + plan.num_threads);  // members take turns, more or less
+    const AttentionTask* const next = following < plan.tasks.size() ? &plan.tasks[following] : nullptr;
+    TileReader<T> reader(shape, task, next, operands, memory);
+    reader.fetch_first();
     gather_queries<T>(shape, task.tile, operands, memory.queries);
     if (task.partial) {
         const Partial partial(task.partial, num_rows, padded_dim);

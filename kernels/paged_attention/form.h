@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../native/part.h"
+#include "ahead.h"
 #include "plan.h"
 
 namespace tandem {
@@ -95,9 +96,10 @@ TANDEM_INLINE void transpose(Floats (&rows)[kLanes]) {
 
 #endif
 
-// Keys of kLanes tokens [kLanes, head_dim] to `to` [head_dim / kPack dwords, kTileTokens], at their tokens' column.
+// Keys of kLanes tokens [kLanes, head_dim] to `to` [head_dim / kPack dwords, kTileTokens], at their tokens' column. For
+// four bytes that are read, one is fetched ahead; for values, too.
 template <typename T>
-inline void form_keys(const T* keys, int64_t head_dim, typename Form<T>::Number* to) {
+TANDEM_INLINE void form_keys(const T* keys, int64_t head_dim, typename Form<T>::Number* to, Ahead& ahead) {
     constexpr int64_t kPack = Form<T>::kPack;
     const int64_t num_dwords = head_dim / kPack;
     float* dwords = reinterpret_cast<float*>(to);
@@ -106,6 +108,7 @@ inline void form_keys(const T* keys, int64_t head_dim, typename Form<T>::Number*
     for (; at + kLanes <= num_dwords; at += kLanes) {
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) block[i] = Form<T>::load_dwords(keys + i * head_dim + at * kPack);
+        ahead.fetch(kLanes * kLanes * kPack * static_cast<int64_t>(sizeof(T)) / 4);
         transpose(block);
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) store(dwords + (at + i) * kTileTokens, block[i]);
@@ -119,9 +122,13 @@ inline void form_keys(const T* keys, int64_t head_dim, typename Form<T>::Number*
 
 // Values of kLanes tokens [kLanes, head_dim] to `to` [kLanes / kPack, padded_dim dwords], zeros beyond head_dim.
 template <typename T>
-inline void form_values(const T* values, int64_t head_dim, int64_t padded_dim, typename Form<T>::Number* to) {
+TANDEM_INLINE void form_values(const T* values, int64_t head_dim, int64_t padded_dim, typename Form<T>::Number* to,
+                               Ahead& ahead) {
+    constexpr int kRowsPerFetch = 4;
+    const int64_t fetched_bytes = kRowsPerFetch * head_dim * static_cast<int64_t>(sizeof(T)) / 4;
     if constexpr (Form<T>::kPack == 1) {
         for (int i = 0; i < kLanes; ++i, values += head_dim, to += padded_dim) {
+            if (i % kRowsPerFetch == 0) ahead.fetch(fetched_bytes);
             for_vectors(head_dim, [&](int64_t offset, auto lanes) { store(to + offset, lanes.load(values + offset)); });
             if (kLanes == 8 && padded_dim - head_dim >= kLanes) store(to + padded_dim - kLanes, zeros());
         }
@@ -132,6 +139,7 @@ inline void form_values(const T* values, int64_t head_dim, int64_t padded_dim, t
                                              37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
         const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
         for (int i = 0; i < kLanes; i += 2, values += 2 * head_dim, to += 2 * padded_dim) {
+            if (i % kRowsPerFetch == 0) ahead.fetch(fetched_bytes);
             int64_t at = 0;
             for (; at + 32 <= head_dim; at += 32) {
                 const __m512i even = _mm512_loadu_si512(values + at), odd = _mm512_loadu_si512(values + head_dim + at);

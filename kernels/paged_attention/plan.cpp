@@ -46,7 +46,7 @@ std::vector<QueryTile> cut_tiles(const AttentionShape& shape, const AttentionBat
 int64_t tile_tokens(const AttentionShape& shape) { return std::max<int64_t>(1, kTileRows / shape.group()); }
 
 AttentionPlan plan_attention(const AttentionShape& shape, const AttentionBatch& batch, int num_threads) {
-    AttentionPlan plan{shape, {}, {}, nullptr};
+    AttentionPlan plan{shape, {}, {}, nullptr, num_threads};
     const std::vector<QueryTile> tiles = cut_tiles(shape, batch);
     int64_t total = 0;
     for (const QueryTile& tile : tiles) total += cost(shape, tile);

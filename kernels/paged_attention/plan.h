@@ -69,6 +69,9 @@ struct AttentionTask {
     int64_t first_split;
     int64_t last_split;
     float* partial;
+
+    int64_t first_token() const { return first_split * kSplitTokens; }
+    int64_t last_token() const { return std::min(last_split * kSplitTokens, tile.context()); }
 };
 
 // A tile whose splits are different tasks; `partials` are `stride` floats apart.
@@ -84,6 +87,7 @@ struct AttentionPlan {
     std::vector<AttentionTask> tasks;        // longest first
     std::vector<AttentionCombine> combines;
     std::unique_ptr<float[]> partials;
+    int num_threads;
 
     int64_t num_tasks() const { return static_cast<int64_t>(tasks.size()); }
     int64_t num_combines() const { return static_cast<int64_t>(combines.size()); }
