@@ -6,10 +6,27 @@ BUDGET = "tests/integration/test_failure_budget.py"
 CHOSEN = "tests/integration/test_chosen_workers.py"
 FEEDS = "tests/integration/test_feeds.py"
 PREFILL = "tests/integration/test_prefill_duress.py"
+SUPERVISOR = "tests/integration/test_supervisor.py"
 PROOFS = "tests/unit/test_proofs.py"
 PLACEMENT = "tests/contract/test_broker_placement.py"
 
 PLANTS = (
+    Plant(
+        name="spawn-ends-everything",
+        rule="A process that the system does not let start is tried again; the others go on.",
+        file="tandem/cluster/child.py",
+        text="        except OSError as error:  # no room for",
+        replacement="        except ZeroDivisionError as error:  # no room for",
+        tests=(f"{SUPERVISOR}::test_a_settled_child_that_cannot_be_spawned_is_tried_again_and_the_others_go_on",),
+    ),
+    Plant(
+        name="leaves-again-at-once",
+        rule="A process that leaves at once is started again ever later.",
+        file="tandem/cluster/child.py",
+        text="        delay_s = self._backoff.delay_after(lived_s)\n        if code == EXIT_OK",
+        replacement="        delay_s = 0.1\n        if code == EXIT_OK",
+        tests=(f"{SUPERVISOR}::test_a_child_that_leaves_at_once_is_started_again_ever_later",),
+    ),
     Plant(
         name="ready-before-warm",
         rule="An engine's first steps come before the worker is ready, and are not judged by how long they take.",

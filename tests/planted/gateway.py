@@ -160,7 +160,7 @@ PLANTS = (
         name="cancel-forgotten",
         rule="A client that leaves cancels its request at the worker.",
         file="gateway/dispatch.py",
-        text="            if not stream.is_over:\n                self._release(stream)\n",
+        text="        if not stream.is_over:\n            self._release(stream)\n",
         replacement="",
         tests=(
             f"{DISPATCH}::test_closing_the_generator_cancels_at_the_worker",

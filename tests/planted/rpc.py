@@ -11,6 +11,36 @@ FILES = "tests/unit/test_tls_files.py"
 
 PLANTS = (
     Plant(
+        name="tokenised-in-vain",
+        rule="A request can be cancelled by its id while it is tokenised.",
+        file="gateway/serving.py",
+        text="                with service.under_way.stay(visit.request, visit.caller.tenant):\n",
+        replacement="                if True:\n",
+        tests=(
+            "tests/integration/test_explicit_cancel.py::test_a_request_of_http_that_is_being_tokenised_ends_at_once",
+            "tests/integration/test_explicit_cancel.py::test_a_call_that_is_being_tokenised_ends_at_once",
+        ),
+    ),
+    Plant(
+        name="messages-without-bound",
+        rule="What waits for a slow reader of gRPC is bounded in bytes, and so is a message.",
+        file="gateway/rpc/generation.py",
+        text="Outbox(settings.ping_interval_s, CAPACITY_BYTES, weigh=_size)",
+        replacement="Outbox(settings.ping_interval_s)",
+        tests=(
+            "tests/integration/test_rpc_lifetimes.py"
+            "::test_b107_what_has_waited_for_a_slow_reader_comes_in_messages_that_it_can_read",
+        ),
+    ),
+    Plant(
+        name="quota-untold",
+        rule="A call tells what its key has left per minute, also when it is refused.",
+        file="gateway/rpc/calls.py",
+        text="            await _abort(context, status, () if call is None else call.trailing)\n",
+        replacement="            await _abort(context, status, ())\n",
+        tests=("tests/integration/test_rpc_quota.py::test_a_call_that_is_refused_is_told_what_is_left",),
+    ),
+    Plant(
         name="end-lost-to-slow-clients",
         rule="What becomes ready while something is brought to a client is brought as well.",
         file="gateway/delivery.py",
