@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from common.broker.overview import Overview
 from common.broker.redis_broker import RedisBroker
 from common.messages.codec import pack_ids
 from common.messages.ids import ModelName
@@ -15,7 +16,7 @@ from common.messages.prefixes import name_prefixes
 from common.messages.registry import Role
 from tandem.cluster.state import StateDir
 from tests.support.cluster import Cluster
-from tests.support.observation import Observation
+from tests.support.observation import Observation, is_idle
 from tests.support.polling import until
 from tests.support.tiny_models import write_tiny_llama
 
@@ -24,18 +25,19 @@ BLOCK_SIZE = 16
 NUM_PROMPT = 200
 NUM_ANSWER = 40
 NUM_NEW = 60
-TOLD_S = 10.0
+TOLD_S = 30.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module", params=["auto", "never"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two decode workers and a prefill worker."""
+    """Two decode workers and a prefill worker. What is new of a turn is short: no rate decides."""
     folder: Path = tmp_path_factory.mktemp(request.param)
     model = write_tiny_llama(folder / "tiny")
     options = ["--model", str(model), "--served-name", "tiny", "--dtype", "float32", "--kv-memory", "64MiB"]
     options += ["--decode", "2", "--disaggregation", request.param, "--canary-interval-s", "600"]
+    options += ["--local-prefill-max-tokens", "128"]
     running = Cluster(folder / "state", options).start()
     yield running
     running.stop()
@@ -76,6 +78,7 @@ async def test_only_new_tokens_of_the_next_turns_are_computed(
     assert state is not None
     broker = RedisBroker.connect(state.redis_url, MODEL)
     async with Observation(cluster) as observation:
+        await observation.until(is_proved, TOLD_S, "each decode worker has answered its canary")
         history += (await complete(client, history))["choices"][0]["token_ids"]
         for turn in range(3):
             await until_told(broker, history[:-1])  # the last token of an answer was never computed
@@ -89,6 +92,12 @@ async def test_only_new_tokens_of_the_next_turns_are_computed(
             assert computed == [len(prompt) - num_kept]
             history = prompt + answer["choices"][0]["token_ids"]
     await broker.close()
+
+
+def is_proved(overview: Overview) -> bool:
+    """Whether the only canaries of the test are over."""
+    decode = [state.load for state in overview.workers if state.record.role is Role.DECODE]
+    return len(decode) == 2 and all(load.num_steps > 1 for load in decode) and is_idle(overview)
 
 
 async def until_told(broker: RedisBroker, ids: list[int]) -> None:
