@@ -49,9 +49,20 @@ PLANTS = (
         name="overcommitted",
         rule="A job in a worker's stream is a reservation of its room.",
         file="common/broker/lanes.lua",
-        text="  lane.free, lane.seats, lane.busy = worker.free - blocks, worker.seats - seats, worker.busy + seats\n",
-        replacement="  lane.free, lane.seats, lane.busy = worker.free, worker.seats - seats, worker.busy + seats\n",
+        text="  lane.free, lane.seats, lane.busy = worker.free - sum.blocks,",
+        replacement="  lane.free, lane.seats, lane.busy = worker.free,",
         tests=(f"{PLACEMENT}::TestPlacement::test_entries_in_the_stream_reserve_blocks",),
+    ),
+    Plant(
+        name="outdated-sum",
+        rule="A sum of another number of reservations than there are is made anew.",
+        file="common/broker/lanes.lua",
+        text="    if tonumber(num) == entries then\n",
+        replacement="    if true then\n",
+        tests=(
+            "tests/integration/test_redis_records.py::TestReservations::"
+            "test_a_sum_of_another_number_of_entries_is_made_anew",
+        ),
     ),
     Plant(
         name="waiting-set-overtaken",
