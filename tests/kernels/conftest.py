@@ -2,10 +2,11 @@
 
 import ctypes
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.native.compiler import KERNELS, InstructionSet, build, compile_library, runnable_sets
 from kernels.native.library import Library, open_library
@@ -13,6 +14,15 @@ from kernels.native.library import Library, open_library
 PROBES = Path(__file__).resolve().parent / "probes"
 
 Probe = Callable[..., ctypes.CDLL]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_torch_thread() -> Iterator[None]:
+    """Torch's threads spin while they wait for each other, for seconds where other processes want the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", params=runnable_sets() or [None], ids=lambda isa: isa.name if isa else "none")

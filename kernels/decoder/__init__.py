@@ -1,0 +1,1 @@
+"""All layers of a decoder, one native call per step."""

@@ -1,0 +1,50 @@
+// The innermost loop: a few rows times a few panels over all of their length.
+//
+// Every output is one sum in one order, whatever the number of rows and panels: what a row gives does not depend on who
+// is computed with it.
+#pragma once
+
+#include <algorithm>
+
+#include "lines.h"
+
+namespace tandem {
+
+constexpr int kMaxRows = 8;     // of a block
+constexpr int kMaxPanels = 4;   // of a group
+constexpr int kCacheLine = 64;
+constexpr int kTileColumns = kMaxPanels * kPanelColumns;
+
+#ifdef __AVX512F__
+constexpr int kPanelsAtOnce = 4;
+#else
+constexpr int kPanelsAtOnce = 1;
+#endif
+
+// How many rows of `panels` panels have their sums, and what they are multiplied with, in registers.
+template <typename T>
+constexpr int max_rows(int panels) {
+#if defined(__AVX512BF16__)
+    return std::min(kMaxRows, 24 / panels);
+#elif defined(__AVX512F__)
+    // Without instructions for them, pairs are unpacked into twice as many registers.
+    return std::min(kMaxRows, (Line<T>::kDepth == 1 ? 24 : 18) / panels);
+#else
+    static_cast<void>(panels);
+    return Line<T>::kDepth == 1 ? 6 : 4;
+#endif
+}
+
+// What is fetched from memory meanwhile: `rate` cache lines from `from` with each line that is multiplied.
+struct WeightsAhead {
+    const char* from = nullptr;
+    int rate = 0;
+};
+
+// tile[r][c] = sum over k of x[r][k] w[k][c] for `rows` <= max_rows(panels) rows, `stride` apart, and a group of
+// `panels` <= kMaxPanels panels, `panel_size` apart; rows of the tile are kTileColumns apart.
+template <typename T>
+void multiply_block(int rows, int panels, const T* x, int64_t stride, const T* first_panel, int64_t panel_size,
+                    int64_t num_in, WeightsAhead ahead, float* tile);
+
+}  // namespace tandem
