@@ -1,4 +1,4 @@
-"""A prefill worker under duress: a wedged engine, a pause, authors that do not answer, cancels in bulk, and a drain."""
+"""A prefill worker under duress: a wedged engine, a pause, authors that do not answer, and cancels in bulk."""
 
 import asyncio
 import threading
@@ -6,12 +6,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 
 import prefill_worker.intake
-from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerState
+from common.messages.registry import Role, WorkerHealth, WorkerLoad
 from common.runtime import edge
 from common.runtime.warm_up import warm_up
 from prefill_worker.worker import MAX_RUNNING, PrefillWorker
@@ -20,13 +19,12 @@ from tests.support.broker_records import FINGERPRINT
 from tests.support.polling import turns, until
 from tests.support.scripted_author import ScriptedAuthor
 from tests.support.tagged_pages import answer
+from tests.support.told_states import PATIENCE_S, readiness, state_of, until_told
 from tests.support.worker_fabric import CHUNK_SIZE, SECRET, Fabric, Node, running_fabric
 
 PROMPT = list(range(600, 630))
 LONG_S = 300.0
 """A timeout that no test may wait for."""
-
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -54,27 +52,6 @@ async def frozen(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     frozen.is_answering.clear()
     yield frozen
     await frozen.stop()
-
-
-async def state_of(fabric: Fabric, node: Node[PrefillWorker]) -> WorkerState | None:
-    states = await fabric.broker.registry.workers()
-    return next((state for state in states if state.record == node.record), None)
-
-
-async def until_told(fabric: Fabric, node: Node[PrefillWorker], health: WorkerHealth) -> None:
-    async def is_told() -> bool:
-        state = await state_of(fabric, node)
-        return state is not None and state.load.health is health
-
-    await until(is_told, f"the registry knows that it is {health}", PATIENCE_S)
-
-
-async def readiness(node: Node[PrefillWorker]) -> tuple[int, str]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://{node.record.metrics_address}/health/ready") as reply,
-    ):
-        return reply.status, (await reply.json())["reason"]
 
 
 def counting(owner: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> list[None]:
@@ -356,68 +333,6 @@ class TestPoison:
         await author.publish("poison", PROMPT, try_number=2)
         await author.committed("poison")
         assert [bind.binding.try_number for bind in author.binds] == [1, 2]
-
-
-class TestDrain:
-    async def test_what_the_last_claim_brings_is_computed(self, fabric: Fabric, author: ScriptedAuthor) -> None:
-        prefill = await fabric.prefill()
-        await until(lambda: prefill.worker._intake._is_claiming, "a claim is under way", PATIENCE_S)
-        prefill.signals.stop.set()
-        await until(lambda: prefill.edge.health is WorkerHealth.DRAINING, "it drains", PATIENCE_S)
-        await author.publish("r", PROMPT)
-        await author.committed()
-        assert not prefill.task.done()
-        await author.publish("later", PROMPT)
-        await author.release(prefill.record, "r")
-        assert await prefill.task == 0
-        assert [bind.binding.request for bind in author.binds] == ["r"]
-        assert await fabric.broker.tasks(FINGERPRINT).num_tasks() == 2  # "later" is left to others
-
-    async def test_it_is_not_open_and_leaves_the_registry(self, fabric: Fabric, author: ScriptedAuthor) -> None:
-        prefill = await fabric.prefill()
-        await author.publish("r", PROMPT)
-        await author.committed()
-        prefill.signals.stop.set()
-        await until_told(fabric, prefill, WorkerHealth.DRAINING)
-        state = await state_of(fabric, prefill)
-        assert state is not None
-        assert not state.load.is_open
-        assert await readiness(prefill) == (503, "draining")
-        await author.release(prefill.record, "r")
-        assert await prefill.task == 0
-        assert await state_of(fabric, prefill) is None
-
-    async def test_running_prompts_are_finished_first(self, fabric: Fabric, author: ScriptedAuthor) -> None:
-        prefill = await fabric.prefill()
-        prefill.valve.close()
-        await author.publish("r", PROMPT)
-        await until(lambda: prefill.valve.is_holding, "the first chunk is about to be computed", PATIENCE_S)
-        prefill.signals.stop.set()
-        await until_told(fabric, prefill, WorkerHealth.DRAINING)
-        prefill.valve.open()
-        assert (await author.committed()).token == answer(PROMPT, 1)[0]
-        await author.release(prefill.record, "r")
-        assert await prefill.task == 0
-
-    async def test_a_decode_worker_that_never_pulls_holds_it_for_a_lease(
-        self, fabric: Fabric, author: ScriptedAuthor
-    ) -> None:
-        author.lease_s = 0.3
-        prefill = await fabric.prefill()
-        await author.publish("r", PROMPT)
-        await author.committed()
-        prefill.signals.stop.set()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await prefill.task == 0
-        assert prefill.is_idle
-
-    async def test_it_ends_in_time_whatever_is_left(self, fabric: Fabric, author: ScriptedAuthor) -> None:
-        prefill = await fabric.prefill(drain_s=0.2)
-        await author.publish("r", PROMPT)
-        await author.committed()
-        prefill.signals.stop.set()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await prefill.task == 0
 
 
 async def test_the_heartbeat_counts_bindings_and_tries(fabric: Fabric, author: ScriptedAuthor) -> None:

@@ -39,7 +39,7 @@ def test_a_seed_makes_the_prompts_and_none_begins_like_another(name: str) -> Non
 
 
 def test_mixed_traffic_is_chats_and_long_prompts_at_the_rate() -> None:
-    asks = plan("mixed-2", 1, Sizes(mixed_s=500.0)).asks
+    asks = plan("mixed-1", 1, Sizes(mixed_s=1000.0)).asks
     lengths = [len(ask.prompt) for ask in asks]
     assert all(60 <= length <= 300 or 1024 <= length <= 4096 for length in lengths)
     assert sum(length <= 300 for length in lengths) / len(lengths) == pytest.approx(0.8, abs=0.05)
