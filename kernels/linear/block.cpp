@@ -13,8 +13,8 @@ class Block {
     static constexpr int kVectors = kPanels * kVectorsPerPanel;
 
     // tile[r][c] = sum over k of x[r][k] w[k][c]; rows of `x` are `stride` apart, those of the tile kTileColumns.
-    static void multiply(const T* x, int64_t stride, const T* panels, int64_t panel_size, int64_t num_in, WeightsAhead ahead,
-                         float* tile) {
+    static void multiply(const T* x, int64_t stride, const T* panels, int64_t panel_size, int64_t num_in,
+                         WeightsAhead ahead, float* tile) {
         Block block(x, stride, panels, panel_size);
         const int64_t num_whole = num_in / Line<T>::kDepth;
         switch (ahead.rate) {
@@ -106,8 +106,9 @@ void multiply_block(int rows, int panels, const T* x, int64_t stride, const T* f
     }
 }
 
-template void multiply_block<float>(int, int, const float*, int64_t, const float*, int64_t, int64_t, WeightsAhead, float*);
-template void multiply_block<bfloat16>(int, int, const bfloat16*, int64_t, const bfloat16*, int64_t, int64_t, WeightsAhead,
-                                       float*);
+template void multiply_block<float>(int, int, const float*, int64_t, const float*, int64_t, int64_t, WeightsAhead,
+                                    float*);
+template void multiply_block<bfloat16>(int, int, const bfloat16*, int64_t, const bfloat16*, int64_t, int64_t,
+                                       WeightsAhead, float*);
 
 }  // namespace tandem
