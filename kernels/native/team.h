@@ -1,9 +1,9 @@
 // A team of threads that compute one step together.
 //
 // All members run the same body, which is a sequence of phases; a phase is a number of independent pieces that members
-// claim one by one. A phase is over when its pieces are done, not when all members have come: a member whose core is busy
-// with something else arrives late, finds nothing to do and holds up nobody, except by a piece that it has begun. A step
-// may even be over, and the next one begun, while a late member is still on its way through it.
+// claim one by one. A phase is over when its pieces are done, not when all members have come: a member whose core is
+// busy with something else arrives late, finds nothing to do and holds up nobody, except by a piece that it has begun.
+// A step may even be over, and the next one begun, while a late member is still on its way through it.
 // Between steps the helpers sleep. Within a step they spin briefly, then give their core to whoever wants it.
 #pragma once
 
@@ -21,8 +21,8 @@ class Team {
   public:
     class Member;
 
-    // Holds all it needs by value, and does nothing outside of phases: a late member may run it when the caller has left.
-    // What the pieces of a phase touch need only live until `run` returns.
+    // Holds all it needs by value, and does nothing outside of phases: a late member may run it when the caller has
+    // left. What the pieces of a phase touch need only live until `run` returns.
     using Body = std::function<void(Member&)>;
 
     // `num_threads` counts the caller of `run`; a body has at most `max_phases`. The helpers start with the first step,
@@ -83,7 +83,8 @@ class Team {
         int64_t claim(Phase& phase, int64_t count) {
             uint64_t seen = phase.next.load(std::memory_order_relaxed);
             while ((seen >> 32) == step_ && static_cast<int64_t>(seen & 0xffffffffu) < count) {
-                if (phase.next.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire, std::memory_order_relaxed)) {
+                if (phase.next.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire,
+                                                     std::memory_order_relaxed)) {
                     return static_cast<int64_t>(seen & 0xffffffffu);
                 }
             }
