@@ -88,6 +88,9 @@ class LlamaModel:
         """Return logits [num_rows, vocab_size] fp32 of hidden states [num_rows, hidden_size]."""
         return functional.linear(hidden, self._weights.head).float()
 
+    def close(self) -> None:
+        """Nothing is shared with other processes."""
+
     def _attend(
         self,
         layer: LayerWeights,

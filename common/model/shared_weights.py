@@ -19,10 +19,10 @@ import os
 import stat
 import struct
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from common.model.huge_mapping import Mapping, map_private, map_shared, protect
@@ -52,26 +52,19 @@ Fill = Callable[[memoryview, Report], None]
 """Writes all numbers; it is given zeros."""
 
 
-@dataclass(slots=True)
 class WeightMemory:
     """`memory` holds the numbers; read-only. It stays mapped as long as anything refers to it."""
 
-    memory: Mapping
-    _path: Path | None = None
-    _fd: int | None = None
-
-    @property
-    def is_shared(self) -> bool:
+    def __init__(self, memory: Mapping, path: Path | None = None, fd: int | None = None) -> None:
+        self.memory = memory
+        self.is_shared = fd is not None
         """Whether other processes use the same memory."""
-        return self._fd is not None
+        self._leave = None if path is None or fd is None else weakref.finalize(self, _leave, path, fd)
 
     def close(self) -> None:
         """Say that this process no longer uses the file; the last one removes it. Idempotent."""
-        if self._fd is None or self._path is None:
-            return
-        _remove_if_unused(self._path, self._fd)
-        os.close(self._fd)
-        self._fd = None
+        if self._leave is not None:
+            self._leave()
 
 
 def obtain_weights(
@@ -88,6 +81,11 @@ def obtain_weights(
         raise error.reason from None
     except OSError as error:
         logger.warning("this worker has its weights to itself: %s", error)
+    return own_weights(num_bytes, fill, on_progress)
+
+
+def own_weights(num_bytes: int, fill: Fill, on_progress: Report) -> WeightMemory:
+    """Return `num_bytes` bytes filled by `fill`, for this process alone."""
     memory = map_private(num_bytes)
     fill(memoryview(memory).cast("B"), on_progress)
     protect(memory)
@@ -100,11 +98,7 @@ def remove_unused(folder: Path = SHARED_MEMORY, keep: Path | None = None) -> Non
         if path == keep:
             continue
         with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                _remove_if_unused(path, fd)
-            finally:
-                os.close(fd)
+            _leave(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
 
 
 class _Unfilled(Exception):
@@ -207,6 +201,13 @@ def _is_at(path: Path, fd: int) -> bool:
 def _remove_if_unused(path: Path, fd: int) -> None:
     if _lock(fd, fcntl.LOCK_EX) and _is_at(path, fd):
         path.unlink(missing_ok=True)
+
+
+def _leave(path: Path, fd: int) -> None:
+    try:
+        _remove_if_unused(path, fd)
+    finally:
+        os.close(fd)
 
 
 def _read_progress(fd: int) -> float:

@@ -22,7 +22,6 @@ from common.lifecycle.garbage import settle
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId, WorkerId
 from common.messages.registry import Role, WorkerHealth, WorkerLoad, WorkerRecord
-from common.model.llama import LlamaModel
 from common.rpc.channels import Channels
 from common.rpc.server import bind, make_server
 from common.runtime.engine import Core, EngineLoad, EngineThread, StepReport
@@ -31,6 +30,7 @@ from common.runtime.foundation import Foundation
 from common.runtime.grammar_masks import GrammarMasks
 from common.runtime.grammars import Grammars
 from common.runtime.heart import Heart
+from common.runtime.model_loading import LoadedModel, load_model
 from common.runtime.peers import Peers
 from common.runtime.runner import ModelRunner, allocate_pages
 from common.runtime.staging import HostStaging, NoStaging, Staging
@@ -114,6 +114,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
         )
         self._health_server = HealthServer(self.metrics.registry, self._report)
         self._heart: Heart | None = None
+        self._model: LoadedModel | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -175,7 +176,7 @@ class WorkerEdge(Generic[CommandT, EventT]):
 
         `on_load` is called when the engine's load or the worker's health has changed.
         """
-        model = await asyncio.to_thread(self._load_weights, asyncio.get_running_loop())
+        model = self._model = await asyncio.to_thread(self._load_weights, asyncio.get_running_loop())
         pages, staging = self._allocate()
         await asyncio.to_thread(self.grammars.load)
         masks = GrammarMasks(self.grammars)
@@ -264,6 +265,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
             await asyncio.to_thread(self.engine.stop, patience_s)
         await self.channels.close()
         await self.broker.close()
+        if self._model is not None:
+            self._model.close()
         await asyncio.to_thread(flush_tracing)
 
     def _allocate(self) -> tuple[torch.Tensor, Staging]:
@@ -281,13 +284,11 @@ class WorkerEdge(Generic[CommandT, EventT]):
             return told
         return CPU_NICENESS if self.foundation.device.type == "cpu" else 0  # for a GPU the thread only has to be quick
 
-    def _load_weights(self, loop: asyncio.AbstractEventLoop) -> LlamaModel:
-        foundation = self.foundation
-
+    def _load_weights(self, loop: asyncio.AbstractEventLoop) -> LoadedModel:
         def tell(fraction: float) -> None:  # called in the loading thread
             loop.call_soon_threadsafe(self._note_progress, fraction)
 
-        return LlamaModel.load(foundation.checkpoint, foundation.dtype, tell, foundation.device)
+        return load_model(self.foundation, self.settings, tell)
 
     def _note_progress(self, fraction: float) -> None:
         self._standing.loading_fraction = fraction

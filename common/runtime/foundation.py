@@ -22,6 +22,7 @@ from common.model.card import build_card
 from common.model.checkpoint import Checkpoint, open_checkpoint
 from common.model.config import ModelConfig
 from common.model.fingerprint import fingerprint
+from common.model.kernel_choice import KernelChoice, choose_kernels
 from common.model.locate import BUNDLED_TEMPERATURE, BUNDLED_TOP_P, default_model_name, is_bundled, locate_model
 from common.settings.engine import EngineSettings
 from common.transfer.pool_memory import PoolMemory
@@ -50,6 +51,7 @@ class Foundation:
     fingerprint: Fingerprint
     card: ModelCard
     memory: PoolMemory
+    kernels: KernelChoice = "torch"
 
     def make_cache(self, journal: PrefixJournal | None = None) -> tuple[BlockPool, PrefixCache]:
         """Return the owner of the pool's blocks and its prefix cache; once, for the engine thread."""
@@ -63,6 +65,7 @@ def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     device = _device(settings.device)
+    kernels = choose_kernels(settings.kernels, device.type)
     dtype_name = _dtype_name(settings.dtype, device)
     layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name)
     max_context = _max_context(settings, config)
@@ -74,7 +77,18 @@ def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:
         card = msgspec.structs.replace(card, default_temperature=BUNDLED_TEMPERATURE, default_top_p=BUNDLED_TOP_P)
     memory = PoolMemory.create(layout, num_blocks, epoch)
     return Foundation(
-        epoch, model, checkpoint, device, DTYPES[dtype_name], layout, num_blocks, max_context, mark, card, memory
+        epoch,
+        model,
+        checkpoint,
+        device,
+        DTYPES[dtype_name],
+        layout,
+        num_blocks,
+        max_context,
+        mark,
+        card,
+        memory,
+        kernels,
     )
 
 

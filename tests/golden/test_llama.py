@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM
 from common.errors import ModelUnusable
 from common.messages.sampling import SamplingParams
 from common.model.checkpoint import Checkpoint, open_checkpoint
-from common.model.llama import LlamaModel
 from common.model.locate import locate_model
 from common.runtime.runner import ModelRunner, allocate_pages
 from common.scheduling.plan import StepPlan
+from tests.support import model_paths
 from tests.support.model_driver import ModelDriver
+from tests.support.model_paths import AnyLlama, ModelPath
 from tests.support.reference import bundled_model
 from tests.support.tiny_models import write_tiny_llama
 
@@ -41,8 +42,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PROMPT_LENGTHS = (1, 15, 16, 17, 100)
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> LlamaModel:
-    return LlamaModel.load(open_checkpoint(path), dtype, lambda _: None)
+@pytest.fixture(scope="module", params=model_paths.ALL, ids=str)
+def way(request: pytest.FixtureRequest) -> ModelPath:
+    """Each way to compute a model in turn."""
+    selected: ModelPath = request.param
+    return selected
 
 
 def their_logits(path: Path, ids: list[int]) -> torch.Tensor:
@@ -53,7 +57,7 @@ def their_logits(path: Path, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def our_logits(model: LlamaModel, ids: list[int], **cut: int) -> torch.Tensor:
+def our_logits(model: AnyLlama, ids: list[int], **cut: int) -> torch.Tensor:
     """Return the logits after the last of `ids`, computed in chunks."""
     driver = ModelDriver(model, **cut)
     sequence = driver.add(ids)
@@ -72,17 +76,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tiny: Path) -> LlamaModel:
-    return load(tiny)
+def model(tiny: Path, way: ModelPath) -> AnyLlama:
+    return way.load(open_checkpoint(tiny))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_of_every_position(tmp_path: Path, variant: str) -> None:
+def test_logits_of_every_position(tmp_path: Path, variant: str, way: ModelPath) -> None:
     path = write_tiny_llama(tmp_path, **VARIANTS[variant])
     ids = random_ids(150)
     expected = their_logits(path, ids)
     # One token at a time gives logits at every position and decodes through the whole context.
-    driver = ModelDriver(load(path), chunk_size=1)
+    driver = ModelDriver(way.load(open_checkpoint(path)), chunk_size=1)
     sequence = driver.add(ids[:1])
     for position, token in enumerate(ids):
         sequence.token_ids[position:] = [token]
@@ -92,13 +96,13 @@ def test_logits_of_every_position(tmp_path: Path, variant: str) -> None:
 
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize("chunk_size", [1, 7, 16, 512])
-def test_any_chunking_gives_the_same_logits(model: LlamaModel, tiny: Path, chunk_size: int, block_size: int) -> None:
+def test_any_chunking_gives_the_same_logits(model: AnyLlama, tiny: Path, chunk_size: int, block_size: int) -> None:
     ids = random_ids(100)
     logits = our_logits(model, ids, chunk_size=chunk_size, block_size=block_size)
     torch.testing.assert_close(logits, their_logits(tiny, ids)[-1], rtol=1e-4, atol=1e-4)
 
 
-def test_paged_equals_full_recompute(model: LlamaModel) -> None:
+def test_paged_equals_full_recompute(model: AnyLlama) -> None:
     driver = ModelDriver(model)
     sequence = driver.add(random_ids(20))
     for _ in range(15):
@@ -107,7 +111,7 @@ def test_paged_equals_full_recompute(model: LlamaModel) -> None:
         torch.testing.assert_close(driver.probe.logits[0], recomputed, rtol=1e-4, atol=1e-4)
 
 
-def test_greedy_equals_generate(model: LlamaModel, tiny: Path) -> None:
+def test_greedy_equals_generate(model: AnyLlama, tiny: Path) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
     prompts = [random_ids(length, seed=length) for length in PROMPT_LENGTHS]
     driver = ModelDriver(model)
@@ -121,7 +125,7 @@ def test_greedy_equals_generate(model: LlamaModel, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [7, 512])
-def test_batch_and_preemption_change_no_token(model: LlamaModel, chunk_size: int) -> None:
+def test_batch_and_preemption_change_no_token(model: AnyLlama, chunk_size: int) -> None:
     """B067 and B068, greedy and seeded."""
     prompts = [random_ids(length, seed=length) for length in PROMPT_LENGTHS]
     sampling = [
@@ -144,7 +148,7 @@ def test_batch_and_preemption_change_no_token(model: LlamaModel, chunk_size: int
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_invalid_logits_are_reported_and_neighbours_unchanged(model: LlamaModel, value: float) -> None:
+def test_invalid_logits_are_reported_and_neighbours_unchanged(model: AnyLlama, value: float) -> None:
     """B078: one of three sequences goes bad at its second token."""
 
     def run(poison: dict[int, float]) -> tuple[list[list[int]], list[str]]:
@@ -163,15 +167,15 @@ def test_invalid_logits_are_reported_and_neighbours_unchanged(model: LlamaModel,
     assert run({1: value}) == ([first, third], ["request-2"])
 
 
-def test_bf16_follows_fp32(tiny: Path, model: LlamaModel) -> None:
+def test_bf16_follows_fp32(tiny: Path, model: AnyLlama, way: ModelPath) -> None:
     ids = random_ids(100)
     exact = our_logits(model, ids)
-    rounded = our_logits(load(tiny, torch.bfloat16), ids, chunk_size=7)
+    rounded = our_logits(way.load(open_checkpoint(tiny), torch.bfloat16), ids, chunk_size=7)
     assert rounded.dtype == torch.float32
     assert float((rounded - exact).norm() / exact.norm()) < 0.03
 
 
-def test_pages_over_a_buffer(model: LlamaModel) -> None:
+def test_pages_over_a_buffer(model: AnyLlama) -> None:
     layout = model.layout(8)
     buffer = bytearray(layout.page_bytes * 20)
     pages = allocate_pages(layout, 20, memoryview(buffer))
@@ -189,7 +193,7 @@ def test_pages_over_a_buffer(model: LlamaModel) -> None:
     assert any(page)
 
 
-def test_an_empty_plan_runs_nothing(model: LlamaModel) -> None:
+def test_an_empty_plan_runs_nothing(model: AnyLlama) -> None:
     result = ModelDriver(model).runner.run(StepPlan())
     assert result.tokens == {}
     assert result.invalid == frozenset()
@@ -220,26 +224,27 @@ class EditedCheckpoint:
     ],
 )
 def test_every_tensor_is_accounted_for(
-    tiny: Path, edit: Callable[[dict[str, torch.Tensor]], object], message: str
+    tiny: Path, edit: Callable[[dict[str, torch.Tensor]], object], message: str, way: ModelPath
 ) -> None:
     checkpoint: Any = EditedCheckpoint(open_checkpoint(tiny), edit)
     with pytest.raises(ModelUnusable, match=message):
-        LlamaModel.load(checkpoint, torch.float32, lambda _: None)
+        way.load(checkpoint)
 
 
-def test_progress_rises_from_nothing_to_all(tiny: Path) -> None:
+def test_progress_rises_from_nothing_to_all(tiny: Path, way: ModelPath) -> None:
     fractions: list[float] = []
-    LlamaModel.load(open_checkpoint(tiny), torch.float32, fractions.append)
+    way.load(open_checkpoint(tiny), torch.float32, fractions.append)
     assert fractions[0] == 0.0
     assert fractions[-1] == 1.0
     assert fractions == sorted(fractions)
 
 
-def test_bundled_model_equals_transformers() -> None:
+@pytest.mark.parametrize("way", model_paths.FASTEST, ids=str)
+def test_bundled_model_equals_transformers(way: ModelPath) -> None:
     """The real geometry, with the same dequantised weights on both sides."""
     checkpoint = open_checkpoint(locate_model("smollm2"))
     theirs = bundled_model()
-    driver = ModelDriver(LlamaModel.load(checkpoint, torch.float32, lambda _: None), num_blocks=32)
+    driver = ModelDriver(way.load(checkpoint), num_blocks=32)
     prompts = [[504, 1276, 282, 4649, 314], [19556], list(range(1000, 1033))]
     generated = driver.generate([driver.add(prompt) for prompt in prompts], 6)
     for prompt, ours in zip(prompts, generated, strict=True):

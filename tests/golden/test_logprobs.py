@@ -15,13 +15,14 @@ from common.messages.ids import BlockId, ChoiceIndex
 from common.messages.logprobs import TokenLogprobs
 from common.messages.sampling import SamplingParams
 from common.model.checkpoint import open_checkpoint
-from common.model.llama import LlamaModel
 from common.runtime import scoring
 from common.runtime.runner import ModelRunner, copy_pages
 from common.scheduling.plan import BlockCopy, Chunk, StepPlan
 from common.scheduling.sequence import Sequence
 from kernels.sampling import reference
+from tests.support import model_paths
 from tests.support.model_driver import GREEDY, ModelDriver
+from tests.support.model_paths import AnyLlama, ModelPath
 from tests.support.tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.golden
@@ -37,9 +38,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny"), tie=False, seed=3)
 
 
-@pytest.fixture(scope="module")
-def model(tiny: Path) -> LlamaModel:
-    return LlamaModel.load(open_checkpoint(tiny), torch.float32, lambda _: None)
+@pytest.fixture(scope="module", params=model_paths.ALL, ids=str)
+def model(tiny: Path, request: pytest.FixtureRequest) -> AnyLlama:
+    """Computed in each way in turn."""
+    way: ModelPath = request.param
+    return way.load(open_checkpoint(tiny))
 
 
 def random_ids(length: int, seed: int = 0) -> list[int]:
@@ -74,7 +77,7 @@ class Expected:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64, 512])
-def test_alone(model: LlamaModel, tiny: Path, chunk_size: int) -> None:
+def test_alone(model: AnyLlama, tiny: Path, chunk_size: int) -> None:
     for length in PROMPT_LENGTHS:
         driver = ModelDriver(model, chunk_size=chunk_size)
         sequence = driver.add(random_ids(length, seed=length), SCORED)
@@ -85,7 +88,7 @@ def test_alone(model: LlamaModel, tiny: Path, chunk_size: int) -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [7, 512])
-def test_beside_others_that_ask_for_less(model: LlamaModel, tiny: Path, chunk_size: int) -> None:
+def test_beside_others_that_ask_for_less(model: AnyLlama, tiny: Path, chunk_size: int) -> None:
     driver = ModelDriver(model, chunk_size=chunk_size)
     asking = [SCORED, GREEDY, msgspec.structs.replace(SCORED, num_prompt_logprobs=None), SCORED]
     sequences = [driver.add(random_ids(20 * index + 5, seed=index), params) for index, params in enumerate(asking)]
@@ -102,7 +105,7 @@ def test_beside_others_that_ask_for_less(model: LlamaModel, tiny: Path, chunk_si
             Expected(tiny, sequence).check_generated(driver.logprobs[sequence.key])
 
 
-def test_split_between_two_pools(model: LlamaModel, tiny: Path) -> None:
+def test_split_between_two_pools(model: AnyLlama, tiny: Path) -> None:
     """One computes the prompt and the first token, the other goes on from its pages."""
     first, second = ModelDriver(model, chunk_size=7), ModelDriver(model)
     sequence = first.add(random_ids(37), SCORED)
@@ -116,7 +119,7 @@ def test_split_between_two_pools(model: LlamaModel, tiny: Path) -> None:
     expected.check_generated(first.logprobs[sequence.key] + second.logprobs[sequence.key])
 
 
-def test_after_preemption(model: LlamaModel, tiny: Path) -> None:
+def test_after_preemption(model: AnyLlama, tiny: Path) -> None:
     """What is computed again is told once: a prompt that was half scored begins again, a complete one does not."""
     driver = ModelDriver(model, chunk_size=16)
     sequence = driver.add(random_ids(40), SCORED)
@@ -130,7 +133,7 @@ def test_after_preemption(model: LlamaModel, tiny: Path) -> None:
     expected.check_generated(driver.logprobs[sequence.key])
 
 
-def test_a_long_prompt_is_scored_in_slices(model: LlamaModel, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_scored_in_slices(model: AnyLlama, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, sliced = ModelDriver(model), ModelDriver(model)
     ids = random_ids(3 * scoring.SLICE_ROWS + 5)
     sequence, again = whole.add(ids, SCORED), sliced.add(ids, SCORED)
@@ -143,7 +146,7 @@ def test_a_long_prompt_is_scored_in_slices(model: LlamaModel, tiny: Path, monkey
         Expected(tiny, each).check_prompt(each.prompt_logprobs)
 
 
-def test_they_are_of_the_raw_logits(model: LlamaModel, tiny: Path) -> None:
+def test_they_are_of_the_raw_logits(model: AnyLlama, tiny: Path) -> None:
     """Whatever decides the token: filters, penalties, bias. None of them makes a number infinite."""
     demanding = msgspec.structs.replace(
         SCORED,
@@ -165,7 +168,7 @@ def test_they_are_of_the_raw_logits(model: LlamaModel, tiny: Path) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("chunk_size", [16, 512])
-def test_bad_logits_within_a_prompt(model: LlamaModel, value: float, chunk_size: int) -> None:
+def test_bad_logits_within_a_prompt(model: AnyLlama, value: float, chunk_size: int) -> None:
     driver = ModelDriver(model, chunk_size=chunk_size)
     bad, good = driver.add(random_ids(30), SCORED), driver.add(random_ids(30, seed=1))
     driver.probe.replacements = {5: value}  # of more rows than those that sample
@@ -174,7 +177,7 @@ def test_bad_logits_within_a_prompt(model: LlamaModel, value: float, chunk_size:
     assert bad.num_generated == 0
 
 
-def test_each_choice_draws_its_own(model: LlamaModel) -> None:
+def test_each_choice_draws_its_own(model: AnyLlama) -> None:
     sampling = SamplingParams(seed=42, max_tokens=99, temperature=1.5)
     prompt = random_ids(20)
 
@@ -193,7 +196,7 @@ def test_each_choice_draws_its_own(model: LlamaModel) -> None:
 
 
 class TestCopies:
-    def test_a_choice_goes_on_from_copied_pages(self, model: LlamaModel) -> None:
+    def test_a_choice_goes_on_from_copied_pages(self, model: AnyLlama) -> None:
         """Full blocks are shared, the last one is copied; whoever writes into it first, the other does not notice."""
         driver = ModelDriver(model)
         leader = driver.add(random_ids(21))
@@ -211,7 +214,7 @@ class TestCopies:
         follower.token_ids.append(expected[0])
         assert alone.generate([follower, leader], 8) == [expected, expected]
 
-    def test_copies_come_before_anything_is_computed(self, model: LlamaModel) -> None:
+    def test_copies_come_before_anything_is_computed(self, model: AnyLlama) -> None:
         """The source is written in the same step."""
         driver = ModelDriver(model)
         first = driver.add(random_ids(18))
@@ -233,7 +236,7 @@ class TestCopies:
         with pytest.raises(AssertionError):
             copy_pages(torch.zeros(3, 1), [BlockCopy(BlockId(source), BlockId(target)) for source, target in pairs])
 
-    def test_a_plan_of_copies_alone_is_refused(self, model: LlamaModel) -> None:
+    def test_a_plan_of_copies_alone_is_refused(self, model: AnyLlama) -> None:
         with pytest.raises(AssertionError, match="copied"):
             ModelDriver(model).runner.run(StepPlan((), (BlockCopy(BlockId(0), BlockId(1)),)))
 
@@ -253,7 +256,7 @@ class EvenTokens:
 
 
 class TestGrammars:
-    def test_a_sequence_keeps_to_its_grammar_and_neighbours_do_not_notice(self, model: LlamaModel) -> None:
+    def test_a_sequence_keeps_to_its_grammar_and_neighbours_do_not_notice(self, model: AnyLlama) -> None:
         free = ModelDriver(model)
         (expected,) = free.generate([free.add(random_ids(12))], 4)
         driver = ModelDriver(model)
@@ -268,7 +271,7 @@ class TestGrammars:
         assert result.tokens == {other.key: expected[3]}
         assert result.logprobs == {}
 
-    def test_bad_logits_are_told_first(self, model: LlamaModel) -> None:
+    def test_bad_logits_are_told_first(self, model: AnyLlama) -> None:
         driver = ModelDriver(model)
         driver.runner = ModelRunner(driver.probe, driver.pages, driver.block_size, EvenTokens(0))
         bound = driver.add(random_ids(12), msgspec.structs.replace(SCORED, grammar="{}"))
@@ -276,7 +279,7 @@ class TestGrammars:
         result = driver.runner.run(driver.plan([bound]))
         assert (*result.invalid, len(result.violated)) == (bound.key, 0)
 
-    def test_a_grammar_that_nobody_follows_is_not_ignored(self, model: LlamaModel) -> None:
+    def test_a_grammar_that_nobody_follows_is_not_ignored(self, model: AnyLlama) -> None:
         driver = ModelDriver(model)
         bound = driver.add(random_ids(12), msgspec.structs.replace(GREEDY, grammar="{}"))
         with pytest.raises(AssertionError, match="grammar"):

@@ -1,7 +1,7 @@
 """Every topology gives the tokens that `transformers` gives: local, remote over shared memory, remote over TCP; any
 chunk size and block size; alone and in a batch. Real processes, real Redis, the bundled model in fp32.
 
-By default a covering half of the combinations runs; TANDEM_MATRIX=full runs all of them.
+By default a covering fifth of the combinations runs; TANDEM_MATRIX=full runs all of them.
 """
 
 import asyncio
@@ -51,6 +51,7 @@ class Topology:
     path: str
     chunk_size: int
     block_size: int
+    kernels: str
 
     @property
     def options(self) -> list[str]:
@@ -58,11 +59,17 @@ class Topology:
         way = ["--disaggregation", "never"] if self.path == "local" else ["--disaggregation", "always"]
         transfer = ["--transfer", self.path] if self.path != "local" else []
         sizes = ["--chunk-size", str(self.chunk_size), "--block-size", str(self.block_size)]
-        return ["--dtype", "float32", "--max-context", "2048", *way, *transfer, *sizes]
+        return ["--dtype", "float32", "--max-context", "2048", "--kernels", self.kernels, *way, *transfer, *sizes]
 
 
-ALL = [Topology(*each) for each in itertools.product(("local", "shm", "tcp"), (7, 512), (8, 16))]
-COVERING = [Topology("local", 512, 16), Topology("shm", 7, 16), Topology("shm", 512, 8), Topology("tcp", 512, 16)]
+ALL = [Topology(*each) for each in itertools.product(("local", "shm", "tcp"), (7, 512), (8, 16), ("native", "torch"))]
+COVERING = [
+    Topology("local", 512, 16, "native"),
+    Topology("local", 7, 8, "torch"),
+    Topology("shm", 7, 16, "native"),
+    Topology("shm", 512, 8, "torch"),
+    Topology("tcp", 512, 16, "native"),
+]
 TOPOLOGIES = ALL if os.environ.get("TANDEM_MATRIX") == "full" else COVERING
 
 pytestmark = [pytest.mark.golden, pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(600)]

@@ -1,6 +1,7 @@
 """One copy of the weights per host: real processes that fill, share, die and leave."""
 
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -189,6 +190,14 @@ def test_a_process_may_use_them_twice(tmp_path: Path) -> None:
     second.close()
     assert files(tmp_path) == []
     assert content(second) == {1}  # still mapped
+
+
+def test_who_forgets_to_close_leaves_with_the_last_reference(tmp_path: Path) -> None:
+    weights = own(tmp_path, 1)
+    assert len(files(tmp_path)) == 1
+    del weights
+    gc.collect()
+    assert files(tmp_path) == []
 
 
 def test_without_room_they_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,15 @@ from common.messages.ids import BlockId, PlacementNumber, RequestId
 from common.messages.logprobs import TokenLogprobs
 from common.messages.sampling import SamplingParams
 from common.model.batch import ForwardBatch
-from common.model.llama import LlamaModel
 from common.runtime.runner import ModelRunner, allocate_pages
 from common.scheduling.plan import Chunk, StepPlan
 from common.scheduling.sequence import Sequence, SequenceKey
+from tests.support.model_paths import AnyLlama
 
 GREEDY = SamplingParams(seed=0, max_tokens=1_000, temperature=0.0)
 
 
-def poisoned_pages(model: LlamaModel, num_blocks: int, block_size: int) -> torch.Tensor:
+def poisoned_pages(model: AnyLlama, num_blocks: int, block_size: int) -> torch.Tensor:
     """Return pages full of NaN, so that any read of an unwritten slot shows."""
     return allocate_pages(model.layout(block_size), num_blocks).fill_(torch.nan)
 
@@ -29,7 +29,7 @@ class BatchProbe:
     Replaces rows of logits if told to.
     """
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: AnyLlama) -> None:
         self._model = model
         self.logits = torch.empty(0)
         self.most_rows = 0
@@ -53,7 +53,7 @@ class ModelDriver:
     `logprobs` are those of the tokens sampled so far.
     """
 
-    model: LlamaModel
+    model: AnyLlama
     block_size: int = 16
     num_blocks: int = 128
     chunk_size: int = 512

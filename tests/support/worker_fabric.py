@@ -169,9 +169,8 @@ class Fabric:
 async def running_fabric(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fabric]:
     """Put the twins in place of Redis, model, and transports; quicken what is only a matter of waiting."""
     fabric = Fabric(MemoryBroker(MODEL))
-    model = SimpleNamespace(load=lambda checkpoint, *_: checkpoint.valve)
     monkeypatch.setattr(edge_module, "RedisBroker", SimpleNamespace(connect=lambda *_: fabric.broker))
-    monkeypatch.setattr(edge_module, "LlamaModel", model)
+    monkeypatch.setattr(edge_module, "load_model", lambda foundation, *_: foundation.checkpoint.valve)
     monkeypatch.setattr(edge_module, "ModelRunner", TaggedRunner)
     monkeypatch.setattr(edge_module, "allocate_pages", lambda layout, num_blocks, buffer, *_: buffer)
     monkeypatch.setattr(edge_module, "PoolSource", lambda memory, *_, **__: fabric.transfer.source(memory))
