@@ -18,8 +18,8 @@ import torch
 from bench.engine.floor import Cost, Limits, measure_limits, step_cost
 from common.messages.ids import BlockId, Epoch, PlacementNumber, RequestId
 from common.messages.sampling import SamplingParams
-from common.model.llama import LlamaModel
 from common.runtime.foundation import Foundation, lay_foundation
+from common.runtime.model_loading import load_model
 from common.runtime.runner import CausalModel, ModelRunner, allocate_pages
 from common.scheduling.plan import Chunk, StepPlan
 from common.scheduling.sequence import Sequence, SequenceKey
@@ -102,7 +102,7 @@ def main() -> int:
 def set_up(settings: EngineSettings) -> Rig:
     """Load the model, and give it pages that were written before, as a worker's are after a while."""
     foundation = lay_foundation(settings, Epoch(1))
-    model = LlamaModel.load(foundation.checkpoint, foundation.dtype, lambda _: None, foundation.device)
+    model = load_model(foundation, settings, lambda _: None)
     layout = foundation.layout
     pages = allocate_pages(layout, layout.num_blocks_for(MOST_TOKENS))
     pages[0].normal_()
