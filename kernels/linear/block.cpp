@@ -3,6 +3,8 @@
 #include <array>
 #include <utility>
 
+#include "tiled.h"
+
 namespace tandem {
 
 namespace {
@@ -86,9 +88,17 @@ constexpr auto blocks_of(std::integer_sequence<int, kRowsLessOne...>) {
 template <typename T>
 void multiply_block(int rows, int panels, const T* x, int64_t stride, const T* first_panel, int64_t panel_size,
                     int64_t num_in, WeightsAhead ahead, float* tile) {
+#ifdef TANDEM_TILES
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        if (has_tiles()) {
+            return multiply_tiled(rows, panels, x, stride, first_panel, panel_size, num_in, ahead, tile);
+        }
+    }
+#endif
     if (kPanelsAtOnce == 1) ahead.rate = std::min(ahead.rate, 1);
     const auto with = [&]<int kPanels>(const T* from, float* to) {
-        static constexpr auto kBlocks = blocks_of<T, kPanels>(std::make_integer_sequence<int, max_rows<T>(kPanels)>());
+        using Rows = std::make_integer_sequence<int, max_register_rows<T>(kPanels)>;
+        static constexpr auto kBlocks = blocks_of<T, kPanels>(Rows());
         kBlocks[static_cast<size_t>(rows - 1)](x, stride, from, panel_size, num_in, ahead, to);
     };
     if constexpr (kPanelsAtOnce == 1) {

@@ -65,6 +65,7 @@ class LinearPieces {
     // Compute one piece of x [num_rows, num_in], whose rows are `stride` apart, and pass its sums to `write`.
     template <typename Write>
     void run(int64_t piece, const T* x, int64_t stride, const Write& write) const {
+        const TileUse tiles;
         const int64_t first_row = piece / pieces_per_chunk_ * chunk_;
         const int64_t num_rows = std::min(chunk_, num_rows_ - first_row);
         const int64_t first = piece % pieces_per_chunk_ * groups_per_piece_;
@@ -91,10 +92,12 @@ class LinearPieces {
                    const Write& write) const {
         const int64_t first_panel = group * group_, panel_size = weights_.panel_size();
         const int panels = static_cast<int>(std::min(group_, weights_.num_panels() - first_panel));
-        const int64_t num_blocks = (num_rows + max_rows<T>(panels) - 1) / max_rows<T>(panels);
+        const int64_t most = max_rows<T>(panels), num_blocks = (num_rows + most - 1) / most;
         int64_t row = 0;
         for (int64_t block = 0; block < num_blocks; ++block) {
-            const int rows = static_cast<int>((num_rows - row + num_blocks - block - 1) / (num_blocks - block));
+            // Equal blocks in registers; full ones in tiles, of which a started one costs as much as a full one.
+            const int64_t equal = (num_rows - row + num_blocks - block - 1) / (num_blocks - block);
+            const int rows = static_cast<int>(most == kMaxTiledRows ? std::min(most, num_rows - row) : equal);
             const WeightsAhead ahead = next > group ? fetched_by(block, num_blocks, next) : WeightsAhead{};
             alignas(64) float tile[kMaxRows * kTileColumns];
             multiply_block<T>(rows, panels, x + (first_row + row) * stride, stride,

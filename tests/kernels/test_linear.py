@@ -1,5 +1,6 @@
 """Native linears equal the reference; a row gives the same bits alone, in any batch and with any number of threads."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -8,13 +9,40 @@ import torch
 from kernels.linear import reference
 from kernels.linear.op import linear
 from kernels.linear.packing import PackedLinear, pack_linear, packed_shape, unpack_linear
-from kernels.native.library import Library
+from kernels.native.compiler import KERNELS, build, compile_library, runnable_sets
+from kernels.native.library import Library, open_library
 from kernels.native.team import Team
+from tests.kernels.conftest import PROBES
 from tests.support.tolerances import close
 
 SHAPES = [(960, 576), (576, 1536), (1, 1), (16, 33), (17, 64), (70, 2), (50, 7), (128, 255)]
 """(num_out, num_in)"""
 DTYPES = [torch.float32, torch.bfloat16]
+
+
+class EmulatedTiles:
+    """The library of AMX with its tiles in software, as far as linears need it."""
+
+    name = "emulated-tiles"
+
+
+@pytest.fixture(scope="module", params=(*runnable_sets(), EmulatedTiles), ids=lambda isa: isa.name if isa else "none")
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The native library of each instruction set that runs here, and of one that does not."""
+    if request.param is not EmulatedTiles:
+        build(request.param)
+        opened = open_library(request.param)
+        assert opened is not None
+        return opened
+    base = next((isa for isa in runnable_sets() if isa.name.startswith("avx512")), None)
+    if base is None:
+        pytest.skip("emulated with AVX-512")
+    target = tmp_path_factory.mktemp("tiles") / "tiles.so"
+    sources = [*KERNELS.glob("native/*.cpp"), *KERNELS.glob("linear/*.cpp"), PROBES / "tiles.cpp"]
+    compile_library(base, sources, target, ("-I", str(KERNELS), "-DTANDEM_EMULATED_TILES"))
+    functions = ctypes.CDLL(str(target))
+    assert functions.probe_has_tiles() == 1
+    return Library(EmulatedTiles.name, functions)
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -42,7 +70,7 @@ def test_equals_reference(num_out: int, num_in: int, is_gated: bool, dtype: torc
     weight, bias = _parameters(num_out, num_in, dtype, is_gated)
     for with_bias in (bias, None):
         packed = pack_linear(weight, with_bias, is_gated=is_gated)
-        for num_rows in (0, 1, 7, 8, 13):
+        for num_rows in (0, 1, 7, 8, 13, 16, 45):
             x = _rows(num_rows, num_in, dtype)
             expected = reference.linear(x, weight, with_bias, is_gated=is_gated)
             exact = linear(x, packed, team, is_output_float=True)
