@@ -16,7 +16,7 @@ from common.model.config import ModelConfig
 from common.model.native_weights import NativeWeightPlan
 from common.model.rope import RotaryEmbedding
 from common.model.shared_weights import SHARED_MEMORY, WeightMemory, obtain_weights, own_weights
-from kernels.decoder.op import NativeDecoder
+from kernels.decoder.op import BorrowedCores, NativeDecoder
 from kernels.decoder.parameters import DecoderShape
 from kernels.native.compiler import INSTRUCTION_SETS, library_path
 from kernels.native.library import Library
@@ -29,7 +29,13 @@ class NativeLlama:
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, memory: WeightMemory, num_threads: int, library: Library
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        memory: WeightMemory,
+        num_threads: int,
+        library: Library,
+        borrowed: BorrowedCores | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -38,7 +44,7 @@ class NativeLlama:
         self._rope = RotaryEmbedding(config.rope, config.head_dim, self.device)
         shape = DecoderShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
         weights = NativeWeightPlan(config, dtype).weights(memoryview(memory.memory))
-        self._decoder = NativeDecoder(shape, weights, num_threads, library)
+        self._decoder = NativeDecoder(shape, weights, num_threads, library, borrowed)
 
     @classmethod
     def load(
@@ -51,6 +57,7 @@ class NativeLlama:
         library: Library,
         is_shared: bool = False,
         folder: Path = SHARED_MEMORY,
+        borrowed: BorrowedCores | None = None,
     ) -> Self:
         """Load `checkpoint` as `dtype`, or share what another process of this host has loaded into `folder`.
 
@@ -66,7 +73,7 @@ class NativeLlama:
             memory = obtain_weights(name, plan.num_bytes, fill, on_progress, folder)
         else:
             memory = own_weights(plan.num_bytes, fill, on_progress)
-        return cls(checkpoint.config, dtype, memory, num_threads, library)
+        return cls(checkpoint.config, dtype, memory, num_threads, library, borrowed)
 
     def layout(self, block_size: int) -> KVLayout:
         """Return the layout of this model's pages."""

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from common.broker.redis_broker import RedisBroker
 from common.lifecycle.awake_clock import AwakeClock
+from common.lifecycle.core_board import CoreBoard
 from common.lifecycle.garbage import settle
 from common.lifecycle.signals import StopSignals
 from common.messages.ids import GatewayId, WorkerId
@@ -43,6 +44,7 @@ from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.traces import flush_tracing
 from common.telemetry.vllm_names import alias_worker
 from common.transfer.pool_source import PoolSource
+from kernels.decoder.op import BorrowedCores
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,9 @@ class WorkerEdge(Generic[CommandT, EventT]):
         """Asks the role's own part of the worker for its counts; heartbeat and metrics carry them."""
         self.grammars = Grammars(foundation.card)
         self._standing = Standing(EngineLoad(foundation.num_blocks, foundation.num_blocks, 0))
+        self._board: CoreBoard | None = None
+        if settings.core_board is not None:
+            self._board = CoreBoard(settings.core_board, settings.cpus, settings.borrowed_cpus)
         self.engine: EngineThread[CommandT, EventT] | None = None
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._sources = PoolSource(
@@ -183,7 +188,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
         runner = ModelRunner(model, pages, self.foundation.layout.block_size, masks)
         foundation, warm = self.foundation, asyncio.Event()
         prelude = partial(warm_up, runner, foundation.layout.block_size, foundation.max_context)
-        self.engine = engine = EngineThread(make_core(staging), runner, self._engine_niceness(), prelude)
+        core = make_core(staging)
+        self.engine = engine = EngineThread(core, runner, self._engine_niceness(), prelude, self._board)
 
         def take_verdict(verdict: Verdict) -> None:
             self._note_verdict(verdict)
@@ -288,7 +294,8 @@ class WorkerEdge(Generic[CommandT, EventT]):
         def tell(fraction: float) -> None:  # called in the loading thread
             loop.call_soon_threadsafe(self._note_progress, fraction)
 
-        return load_model(self.foundation, self.settings, tell)
+        borrowed = None if self._board is None else BorrowedCores(self._board.borrowed, self._board)
+        return load_model(self.foundation, self.settings, tell, borrowed)
 
     def _note_progress(self, fraction: float) -> None:
         self._standing.loading_fraction = fraction

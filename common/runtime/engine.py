@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from common.lifecycle.core_board import CoreBoard
 from common.lifecycle.precedence import let_others_go_first
 from common.messages.registry import StepCost
 from common.runtime.idle_check import IdleCheck
@@ -118,7 +119,7 @@ class EngineThread(Generic[CommandT, EventT]):
     The thread begins with `warm_up`; the first report comes behind that.
 
     By `niceness` it lets others go first that want its core, its process's own event loop among them; so do the threads
-    that a step is spread over, as they are started by its first one.
+    that a step is spread over, as they are started by its first one. The `board` is told whether it has anything to do.
     """
 
     def __init__(
@@ -127,11 +128,13 @@ class EngineThread(Generic[CommandT, EventT]):
         runner: Runner,
         niceness: int = 0,
         warm_up: Callable[[], None] = _nothing,
+        board: CoreBoard | None = None,
     ) -> None:
         self._core = core
         self._runner = runner
         self._niceness = niceness
         self._warm_up = warm_up
+        self._board = board
         self._commands: queue.SimpleQueue[CommandT | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._num_steps = 0
@@ -158,11 +161,16 @@ class EngineThread(Generic[CommandT, EventT]):
         def work() -> None:
             let_others_go_first(self._niceness)
             try:
+                if self._board is not None:
+                    self._board.occupy()
                 self._warm_up()
                 self._work(lambda report: _call_soon(loop, on_report, report))
             except BaseException as error:  # root of a thread: handed to the loop
                 logger.exception("the engine thread failed")
                 _call_soon(loop, on_crash, error)
+            finally:
+                if self._board is not None:
+                    self._board.vacate()
 
         self._thread = threading.Thread(target=work, name=ENGINE_THREAD, daemon=True)
         self._thread.start()
@@ -213,6 +221,8 @@ class EngineThread(Generic[CommandT, EventT]):
     def _await_command(self, report: Callable[[StepReport[EventT]], None]) -> CommandT | None:
         """Wait for the next command; if it does not come soon, check the accounts meanwhile."""
         self._is_waiting = True
+        if self._board is not None:
+            self._board.vacate()
         try:
             return self._commands.get(timeout=self._idle_check.wait_s(time.monotonic()))
         except queue.Empty:
@@ -221,6 +231,8 @@ class EngineThread(Generic[CommandT, EventT]):
             return self._commands.get()
         finally:
             self._is_waiting = False
+            if self._board is not None:
+                self._board.occupy()
 
     def _take(self, command: CommandT | None, events: list[EventT]) -> None:
         if command is None:

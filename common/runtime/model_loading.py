@@ -12,6 +12,7 @@ from common.model.shared_weights import SHARED_MEMORY
 from common.runtime.foundation import Foundation
 from common.runtime.runner import CausalModel
 from common.settings.engine import EngineSettings
+from kernels.decoder.op import BorrowedCores
 from kernels.native.library import native_library
 
 
@@ -22,8 +23,16 @@ class LoadedModel(CausalModel, Protocol):
         """Say that this process no longer needs the weights. Idempotent."""
 
 
-def load_model(foundation: Foundation, settings: EngineSettings, on_progress: Callable[[float], None]) -> LoadedModel:
-    """Load the weights; `on_progress` gets the fraction done, from 0 to 1. Raises `ModelUnusable`."""
+def load_model(
+    foundation: Foundation,
+    settings: EngineSettings,
+    on_progress: Callable[[float], None],
+    borrowed: BorrowedCores | None = None,
+) -> LoadedModel:
+    """Load the weights; `on_progress` gets the fraction done, from 0 to 1. Raises `ModelUnusable`.
+
+    Native kernels also compute on the `borrowed` cores.
+    """
     library = native_library() if foundation.kernels == "native" else None
     if library is None:
         return LlamaModel.load(foundation.checkpoint, foundation.dtype, on_progress, foundation.device)
@@ -37,4 +46,5 @@ def load_model(foundation: Foundation, settings: EngineSettings, on_progress: Ca
         library=library,
         is_shared=True,
         folder=settings.weights_dir or SHARED_MEMORY,
+        borrowed=borrowed,
     )

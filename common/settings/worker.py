@@ -28,10 +28,18 @@ class WorkerSettings(EngineSettings):
         None, "folder of the sockets that hand out shared memory; auto: a new folder", auto(path)
     )
     cpus: tuple[int, ...] = setting(NO_CORES, "cores this worker is pinned to, e.g. 0-3; none: not pinned", core_list)
+    core_board: Path | None = setting(
+        None, "file in which the workers of a host say which of their cores are in use; auto: none", auto(path)
+    )
+    borrowed_cpus: tuple[int, ...] = setting(
+        NO_CORES, "cores of other workers, computed on while the board says that they are idle", core_list
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_secret(self.secret)
+        if self.borrowed_cpus and self.core_board is None:
+            raise InvalidSetting("borrowed_cpus", ",".join(map(str, self.borrowed_cpus)), "needs a core_board")
         if not self.host:
             raise InvalidSetting("host", self.host, "must be an address")
 

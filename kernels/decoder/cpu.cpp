@@ -3,9 +3,12 @@
 
 using namespace tandem;
 
-TANDEM_ENTRY AnyDecoder* tandem_decoder_new(int32_t dtype, const DecoderParameters* parameters, int32_t num_threads) {
+// `cores` are `num_borrowed` cores of other processes; core c is in use while board[c] is not 0.
+TANDEM_ENTRY AnyDecoder* tandem_decoder_new(int32_t dtype, const DecoderParameters* parameters, int32_t num_threads,
+                                            const int32_t* cores, int32_t num_borrowed, const uint32_t* board) {
     AnyDecoder* decoder = nullptr;
-    with_type(dtype, [&]<typename T>(T*) { decoder = new Decoder<T>(*parameters, num_threads); });
+    const auto borrowed = borrowed_cores(cores, num_borrowed, board);
+    with_type(dtype, [&]<typename T>(T*) { decoder = new Decoder<T>(*parameters, num_threads, borrowed); });
     return decoder;
 }
 

@@ -10,7 +10,7 @@ constexpr int kOtherPhases = 2;  // the embedding, the rows that are wanted
 }  // namespace
 
 template <typename T>
-Decoder<T>::Decoder(const DecoderParameters& parameters, int num_threads)
+Decoder<T>::Decoder(const DecoderParameters& parameters, int num_threads, const std::vector<BorrowedCore>& borrowed)
     : hidden_size_(parameters.hidden_size),
       num_heads_(parameters.num_heads),
       num_kv_heads_(parameters.num_kv_heads),
@@ -20,8 +20,8 @@ Decoder<T>::Decoder(const DecoderParameters& parameters, int num_threads)
       embedding_(static_cast<const T*>(parameters.embedding)),
       norm_(static_cast<const T*>(parameters.norm)),
       head_(parameters.head.as<T>()),
-      num_threads_(num_threads),
-      team_(num_threads, static_cast<int>(parameters.num_layers) * kPhasesPerLayer + kOtherPhases) {
+      num_members_(num_threads + static_cast<int>(borrowed.size())),
+      team_(num_threads, static_cast<int>(parameters.num_layers) * kPhasesPerLayer + kOtherPhases, borrowed) {
     for (int64_t index = 0; index < parameters.num_layers; ++index) {
         const LayerParameters& layer = parameters.layers[index];
         layers_.push_back({static_cast<const T*>(layer.attention_norm), layer.qkv.as<T>(), layer.output.as<T>(),
@@ -58,13 +58,13 @@ std::shared_ptr<const typename Decoder<T>::Step> Decoder<T>::begin(const Decoder
     T* const activated = activated_.of<T>(std::max(num_tokens, num_wanted) * mlp_size);
     return std::make_shared<const Step>(Step{
         .batch = batch,
-        .attention = plan_attention(shape, batch.attention, num_threads_),
+        .attention = plan_attention(shape, batch.attention, num_members_),
         .all = {num_tokens, residual_.of<float>(num_tokens * hidden_size_), normed,
                 attended_.of<T>(num_tokens * attended_size), activated},
         .wanted = {num_wanted, wanted_residual_.of<float>(num_wanted * hidden_size_), normed,
                    wanted_attended_.of<T>(num_wanted * attended_size), activated},
         .qkv = qkv_.of<T>(num_tokens * qkv_size),
-        .scratch = scratch_.of<std::byte>(scratch_bytes * num_threads_),
+        .scratch = scratch_.of<std::byte>(scratch_bytes * num_members_),
         .scratch_bytes = scratch_bytes,
     });
 }
@@ -166,7 +166,7 @@ void Decoder<T>::norm(Member& member, const Rows& rows, const T* weight, T* outp
 template <typename T>
 template <typename Work>
 void Decoder<T>::for_rows(Member& member, int64_t count, const Work& work) const {
-    const int64_t size = std::max<int64_t>(4, count / (4 * num_threads_));
+    const int64_t size = std::max<int64_t>(4, count / (4 * num_members_));
     member.phase((count + size - 1) / size, [&](int64_t piece) {
         const int64_t end = std::min(count, (piece + 1) * size);
         for (int64_t row = piece * size; row < end; ++row) work(row);
@@ -177,7 +177,7 @@ template <typename T>
 template <typename Write>
 void Decoder<T>::multiply(Member& member, const PackedWeights<T>& weights, int64_t num_rows, const T* x,
                           const Write& write) const {
-    const LinearPieces<T> pieces(weights, num_rows, num_threads_);
+    const LinearPieces<T> pieces(weights, num_rows, num_members_);
     member.phase(pieces.count(), [&](int64_t piece) { pieces.run(piece, x, weights.num_in, write); });
 }
 

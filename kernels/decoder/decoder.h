@@ -29,7 +29,7 @@ template <typename T>
 class Decoder final : public AnyDecoder {
   public:
     // Copies the structures; the tensors outlive the decoder.
-    Decoder(const DecoderParameters& parameters, int num_threads);
+    Decoder(const DecoderParameters& parameters, int num_threads, const std::vector<BorrowedCore>& borrowed);
 
     BatchError forward(const DecoderBatch& batch) override;
     void head(const void* hidden, int64_t num_rows, float* logits) override;
@@ -85,7 +85,7 @@ class Decoder final : public AnyDecoder {
     const T* const norm_;
     const PackedWeights<T> head_;
     std::vector<Layer> layers_;
-    const int num_threads_;
+    const int num_members_;
     Memory residual_, normed_, attended_, activated_, qkv_, scratch_, wanted_residual_, wanted_attended_;
     Team team_;  // ends first: its members may still look at the rest
 };

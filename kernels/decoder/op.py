@@ -5,6 +5,8 @@ import functools
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -28,22 +30,53 @@ _ERRORS = {
 }
 
 
+class Board(Protocol):
+    """Says which cores are in use."""
+
+    @property
+    def address(self) -> int:
+        """Where it has an uint32 per core, not 0 while the core is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedCores:
+    """Cores of other processes, to compute on while `board` says that they are idle."""
+
+    cores: tuple[int, ...]
+    board: Board
+
+
 class NativeDecoder:
     """A decoder with threads of its own; the caller's is one of them. Threads may share it, their calls take turns.
 
     Its threads start with the first call, with the niceness and cores of the thread that makes it, and sleep between
-    calls. Keeps `weights` alive.
+    calls; besides, there is one on each of the `borrowed` cores, for as long as that is idle. Keeps `weights` and the
+    board alive.
     """
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights, num_threads: int, library: Library) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        num_threads: int,
+        library: Library,
+        borrowed: BorrowedCores | None = None,
+    ) -> None:
         assert num_threads >= 1, num_threads
+        self._borrowed = borrowed
+        cores = borrowed.cores if borrowed else ()
         self.shape = shape
         self.weights = weights
         self._functions = _declared(library)
         self._lock = threading.Lock()
         structure = decoder_structure(shape, weights)
         self._handle: int = self._functions.tandem_decoder_new(
-            dtype_number(weights.head.dtype), ctypes.byref(structure), num_threads
+            dtype_number(weights.head.dtype),
+            ctypes.byref(structure),
+            num_threads,
+            (ctypes.c_int32 * len(cores))(*cores),
+            len(cores),
+            borrowed.board.address if borrowed else None,
         )
         self._finalizer = weakref.finalize(self, _delete, self._functions, self._handle, weights)
 
@@ -144,7 +177,8 @@ def _delete(functions: ctypes.CDLL, handle: int, _weights: DecoderWeights) -> No
 @functools.cache
 def _declared(library: Library) -> ctypes.CDLL:
     functions, pointer, number = library.functions, ctypes.c_void_p, ctypes.c_int32
-    functions.tandem_decoder_new.argtypes = [number, ctypes.POINTER(DecoderStructure), number]
+    structure, numbers = ctypes.POINTER(DecoderStructure), ctypes.POINTER(number)
+    functions.tandem_decoder_new.argtypes = [number, structure, number, numbers, number, pointer]
     functions.tandem_decoder_new.restype = pointer
     functions.tandem_decoder_delete.argtypes = [pointer]
     functions.tandem_decoder_delete.restype = None

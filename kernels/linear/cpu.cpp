@@ -12,7 +12,7 @@ TANDEM_ENTRY void tandem_linear(Team* team, int32_t dtype, const void* x, int64_
                                 int32_t is_output_float, void* output) {
     with_type(dtype, [&]<typename T>(T*) {
         const PackedWeights<T> weights{static_cast<const T*>(panels), bias, num_out, num_in, is_gated != 0};
-        const LinearPieces<T> pieces(weights, num_rows, team->num_threads());
+        const LinearPieces<T> pieces(weights, num_rows, team->num_members());
         const T* const rows = static_cast<const T*>(x);
         team->run([=](Team::Member& member) {
             member.phase(pieces.count(), [&](int64_t piece) {

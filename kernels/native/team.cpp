@@ -1,6 +1,7 @@
 #include "team.h"
 
 #include <immintrin.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <cassert>
@@ -14,10 +15,33 @@ namespace {
 // About 20 us on a 3.5 GHz core: longer than most phases last, shorter than what a scheduler would give somebody else.
 constexpr int kSpins = 1000;
 
+// Keep the calling thread on one core; whether the system does.
+bool keep_on(int core) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    if (core < 0 || core >= CPU_SETSIZE) return false;
+    CPU_SET(core, &cores);
+    return pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores) == 0;
+}
+
 }  // namespace
 
-Team::Team(int num_threads, int max_phases)
-    : num_threads_(num_threads), max_phases_(max_phases), phases_(new Phase[max_phases]) {
+std::vector<BorrowedCore> borrowed_cores(const int32_t* cores, int32_t count, const uint32_t* board) {
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free);
+    std::vector<BorrowedCore> borrowed;
+    for (int32_t index = 0; index < count; ++index) {
+        // Other processes write it: only as an atomic it may be read beside them.
+        borrowed.push_back({cores[index], reinterpret_cast<const std::atomic<uint32_t>*>(board + cores[index])});
+    }
+    return borrowed;
+}
+
+Team::Team(int num_threads, int max_phases, std::vector<BorrowedCore> borrowed)
+    : num_own_(num_threads),
+      borrowed_(std::move(borrowed)),
+      num_members_(num_threads + static_cast<int>(borrowed_.size())),
+      max_phases_(max_phases),
+      phases_(new Phase[max_phases]) {
     assert(num_threads >= 1 && max_phases >= 1);
 }
 
@@ -39,7 +63,7 @@ void Team::run(Body body) {
         phases_[index].num_done.store(0, std::memory_order_relaxed);
         phases_[index].next.store(static_cast<uint64_t>(step) << 32, std::memory_order_release);
     }
-    if (num_threads_ > 1) {
+    if (num_members_ > 1) {
         {
             const std::lock_guard<std::mutex> guard(mutex_);
             body_ = shared;
@@ -50,19 +74,27 @@ void Team::run(Body body) {
     } else {
         step_.store(step, std::memory_order_relaxed);
     }
-    Member member(this, 0, step);
+    Member member(this, 0, step, nullptr);
     (*shared)(member);
 }
 
 void Team::start_helpers() {
     try {
-        for (int index = 1; index < num_threads_; ++index) helpers_.emplace_back([this, index] { help(index); });
+        for (int index = 1; index < num_own_; ++index) {
+            helpers_.emplace_back([this, index] { help(index, nullptr); });
+        }
+        for (int index = num_own_; index < num_members_; ++index) {
+            const BorrowedCore& core = borrowed_[static_cast<size_t>(index - num_own_)];
+            helpers_.emplace_back([this, index, core] {
+                if (keep_on(core.number)) help(index, core.is_in_use);
+            });
+        }
     } catch (const std::system_error&) {
         // The system gives no more threads: those that are there do all pieces.
     }
 }
 
-void Team::help(int index) {
+void Team::help(int index, const std::atomic<uint32_t>* is_in_use) {
     uint32_t seen = 0;
     while (true) {
         step_.wait(seen, std::memory_order_acquire);
@@ -73,8 +105,8 @@ void Team::help(int index) {
             seen = step_.load(std::memory_order_relaxed);
             body = body_;
         }
-        Member member(this, index, seen);
-        (*body)(member);
+        Member member(this, index, seen, is_in_use);
+        if (!member.must_leave()) (*body)(member);
     }
 }
 
@@ -85,6 +117,7 @@ void Team::Member::await(Phase& phase, int64_t count) {
             is_late_ = true;
             return;
         }
+        if (must_leave()) return;
         if (spins < kSpins) {
             _mm_pause();
         } else {

@@ -13,7 +13,7 @@ std::mutex team_mutex;
 Team* team = nullptr;
 
 Team& team_of(int num_threads) {
-    if (!team || team->num_threads() != num_threads) {
+    if (!team || team->num_members() != num_threads) {
         delete team;
         team = new Team(num_threads, 2);
     }

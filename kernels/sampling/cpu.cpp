@@ -22,7 +22,7 @@ void for_each_row(int64_t num_rows, int64_t vocab, int32_t num_threads, Work wor
     const bool is_shared = num_threads > 1 && num_rows > 1 && num_rows * vocab >= kWorthSharing;
     if (is_shared && is_used.try_lock()) {
         const std::lock_guard<std::mutex> guard(is_used, std::adopt_lock);
-        if (team && team->num_threads() != num_threads) {
+        if (team && team->num_members() != num_threads) {
             delete team;
             team = nullptr;
         }

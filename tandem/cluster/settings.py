@@ -24,6 +24,9 @@ class UpSettings(EngineSettings, ServingSettings):
     prefill: int = setting(1, "prefill workers", integer(0, MAX_PROCESSES))
     decode: int = setting(1, "decode workers", integer(1, MAX_PROCESSES))
     gateways: int = setting(1, "gateways, which share the port", integer(1, MAX_PROCESSES))
+    lend_cores: bool = setting(
+        True, "workers compute on each other's cores while these are idle (CPUs, native kernels)", boolean
+    )
     host: str = setting("127.0.0.1", "address for clients; 0.0.0.0: any", text)
     port: int = setting(DEFAULT_PORT, "port for clients; 0: any free one", port_number)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "folder of logs, secret and state of this cluster", path)

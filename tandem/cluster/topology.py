@@ -66,6 +66,7 @@ def cluster_specs(settings: UpSettings, site: Site) -> list[ChildSpec]:
 def _worker_spec(settings: UpSettings, site: Site, role: ChildRole, number: int, share: CoreShare) -> ChildSpec:
     name = f"{site.seat_prefix}{role}-{number}"
     cores = () if settings.device == "cuda" else share.cores
+    borrowed = share.borrowed if cores and settings.lend_cores else ()
     environment = {
         **child_environment(),
         **environment_of(settings, EngineSettings),
@@ -76,6 +77,8 @@ def _worker_spec(settings: UpSettings, site: Site, role: ChildRole, number: int,
         "TANDEM_METRICS_PORT": "0",
         "TANDEM_SOCKET_DIR": str(site.run_dir),
         "TANDEM_CPUS": ",".join(map(str, cores)),
+        "TANDEM_BORROWED_CPUS": ",".join(map(str, borrowed)),
+        "TANDEM_CORE_BOARD": str(site.run_dir / "cores") if borrowed else "",
         "TANDEM_THREADS": str(share.num_threads),
         "OMP_NUM_THREADS": str(share.num_threads),
         # A thread that spins while it waits takes the core from the worker next to it.

@@ -1,7 +1,10 @@
 """A team runs every piece of every phase once and in order, whoever comes late."""
 
 import ctypes
+import os
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ MAX_PHASES = 8
 def functions(probe: Probe) -> ctypes.CDLL:
     functions = probe("team", "native/team.cpp")
     functions.team_new.restype = ctypes.c_void_p
+    functions.team_new_borrowing.restype = ctypes.c_void_p
     functions.team_delete.argtypes = [ctypes.c_void_p]
     functions.team_violations.restype = ctypes.c_int64
     pointer = ctypes.POINTER(ctypes.c_int64)
@@ -50,6 +54,46 @@ def test_helpers_that_come_late_do_no_harm(functions: ctypes.CDLL, team: int) ->
 def test_a_phase_sees_what_the_one_before_wrote(functions: ctypes.CDLL, team: int) -> None:
     for width in (1, 2, 7, 64):
         assert functions.team_relay(team, MAX_PHASES, width) == 2**MAX_PHASES
+
+
+def _borrowing(functions: ctypes.CDLL, core: int, board: Any) -> int:
+    team: int = functions.team_new_borrowing(MAX_PHASES, (ctypes.c_int32 * 1)(core), 1, board)
+    return team
+
+
+def test_an_idle_core_is_borrowed_and_one_in_use_is_not(functions: ctypes.CDLL) -> None:
+    core = max(os.sched_getaffinity(0))
+    board = (ctypes.c_uint32 * (core + 1))()
+    team = _borrowing(functions, core, board)
+    for is_in_use, num_members in ((0, 2), (1, 1), (0, 2)):
+        board[core] = is_in_use
+        assert functions.team_members_seen(team, 30) == num_members
+    functions.team_delete(team)
+
+
+def test_a_core_that_does_not_exist_is_not_borrowed(functions: ctypes.CDLL) -> None:
+    board = (ctypes.c_uint32 * 1024)()
+    team = _borrowing(functions, 1023, board)
+    assert functions.team_members_seen(team, 5) == 1
+    functions.team_delete(team)
+
+
+def test_an_owner_may_want_its_core_back_at_any_time(functions: ctypes.CDLL) -> None:
+    core = max(os.sched_getaffinity(0))
+    board = (ctypes.c_uint32 * (core + 1))()
+    team = _borrowing(functions, core, board)
+    is_over = threading.Event()
+
+    def own() -> None:
+        while not is_over.wait(0.0002):
+            board[core] ^= 1
+
+    owner = threading.Thread(target=own)
+    owner.start()
+    assert _violations(functions, team, 3000, [3, 20, 7, 1]) == 0
+    is_over.set()
+    owner.join()
+    functions.team_delete(team)
 
 
 def test_helpers_share_the_work(functions: ctypes.CDLL) -> None:

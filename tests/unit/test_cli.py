@@ -252,11 +252,18 @@ def test_summary_of_two_requests() -> None:
 
 
 def test_cores_are_shared_without_overlap() -> None:
-    assert share_cores((0, 1), 2, 2, None) == [CoreShare((0,), 1), CoreShare((1,), 1)]
-    assert share_cores((0, 1, 2, 3, 4), 5, 2, None) == [CoreShare((0, 1), 2), CoreShare((2, 3, 4), 3)]
+    assert share_cores((0, 1), 2, 2, None) == [CoreShare((0,), 1, (1,)), CoreShare((1,), 1, (0,))]
+    assert share_cores((0, 1, 2, 3, 4), 5, 2, None) == [
+        CoreShare((0, 1), 2, (2, 3, 4)),
+        CoreShare((2, 3, 4), 3, (0, 1)),
+    ]
+    first, second, third = share_cores(tuple(range(18)), 18, 3, None)
+    assert first.borrowed == (6, 7, 8, 9, 10, 11, 12, 13)  # no more than eight
+    assert second.borrowed == (12, 13, 14, 15, 16, 17, 0, 1)
+    assert third.borrowed == (0, 1, 2, 3, 4, 5, 6, 7)
     assert share_cores((0, 1), 2, 3, None) == [CoreShare((), 1)] * 3
     assert share_cores(tuple(range(8)), 4, 2, None) == [CoreShare((), 2)] * 2
-    assert share_cores((0, 1), 2, 2, 4) == [CoreShare((0,), 4), CoreShare((1,), 4)]
+    assert share_cores((0, 1), 2, 2, 4) == [CoreShare((0,), 4, (1,)), CoreShare((1,), 4, (0,))]
 
 
 def test_memory_is_checked_for_all_workers() -> None:

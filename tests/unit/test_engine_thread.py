@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from common.lifecycle.core_board import CoreBoard
 from common.runtime import idle_check
 from common.runtime.engine import EngineLoad, EngineThread, StepReport
 from common.scheduling.plan import Chunk, StepPlan, StepResult
@@ -80,10 +82,11 @@ class ScriptedRunner:
 class Engine:
     """An engine thread and what it reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: CoreBoard | None = None) -> None:
         self.core = ScriptedCore()
         self.valve = Valve()
-        self.thread: EngineThread[int | str, str] = EngineThread(self.core, ScriptedRunner(self.core, self.valve))
+        runner = ScriptedRunner(self.core, self.valve)
+        self.thread: EngineThread[int | str, str] = EngineThread(self.core, runner, board=board)
         self.reports: list[StepReport[str]] = []
         self.crashes: list[BaseException] = []
         self.thread.start(asyncio.get_running_loop(), self._take, self.crashes.append)
@@ -123,6 +126,27 @@ async def test_a_step(engine: Engine) -> None:
     step = next(report for report in engine.reports if report.num_tokens)
     assert (step.num_tokens, step.load.num_steps) == (3, 1)
     assert step.step_s > 0
+
+
+async def test_the_board_shows_whether_it_has_anything_to_do(tmp_path: Path) -> None:
+    board = CoreBoard(tmp_path / "cores", (0,), ())
+    engine = Engine(board)
+    await until(lambda: bool(engine.reports) and not board.is_in_use(0), "it waits for commands")
+    engine.valve.close()
+    engine.thread.submit(1)
+    await until(lambda: engine.valve.is_holding, "a step is about to run")
+    assert board.is_in_use(0)
+    engine.valve.open()
+    await engine.until_idle()
+    assert not board.is_in_use(0)
+    engine.valve.close()
+    engine.core.fails_in = "settle"
+    engine.thread.submit(1)
+    await until(lambda: engine.valve.is_holding, "another step is about to run")
+    engine.valve.open()
+    await until(lambda: bool(engine.crashes), "it has failed")
+    await asyncio.to_thread(engine.thread.stop)
+    assert not board.is_in_use(0)
 
 
 async def test_what_was_planned_is_told_while_the_step_runs(engine: Engine) -> None:

@@ -3,7 +3,8 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Write a row per task: first_row, num_tokens, position, kv_head, first_split, last_split, has a partial; at most `most`.
+// Write a row per task, at most `most`: first_row, num_tokens, position, kv_head, first_split, last_split, and whether
+// it has a partial.
 // Return how many there are, and in `num_combines` how many tiles are combined.
 EXPORT int64_t tasks_of(const tandem::AttentionShape* shape, const tandem::AttentionBatch* batch, int num_threads,
                         int64_t* rows, int64_t most, int64_t* num_combines) {

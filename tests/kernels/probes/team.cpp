@@ -14,9 +14,14 @@ EXPORT void* team_new(int num_threads, int max_phases) { return new Team(num_thr
 
 EXPORT void team_delete(Team* team) { delete team; }
 
-// Run `num_steps` steps of `num_phases` phases. In step s, phase p has counts[p] pieces plus s % 3; each must be run once,
-// by a member that exists, when all of the phase before it are done and none of the phase after it. Return the number of
-// violations. `slow_us` delays helpers as they begin a step, so that they come late.
+// A team of the caller and a helper on each of `count` cores, which are in use as the board says.
+EXPORT void* team_new_borrowing(int max_phases, const int32_t* cores, int32_t count, const uint32_t* board) {
+    return new Team(1, max_phases, tandem::borrowed_cores(cores, count, board));
+}
+
+// Run `num_steps` steps of `num_phases` phases. In step s, phase p has counts[p] pieces plus s % 3; each must be run
+// once, by a member that exists, when all of the phase before it are done and none of the phase after it. Return the
+// number of violations. `slow_us` delays helpers as they begin a step, so that they come late.
 EXPORT int64_t team_violations(Team* team, int num_steps, int num_phases, const int64_t* counts, int slow_us) {
     auto violations = std::make_shared<std::atomic<int64_t>>(0);
     for (int step = 0; step < num_steps; ++step) {
@@ -36,7 +41,7 @@ EXPORT int64_t team_violations(Team* team, int num_steps, int num_phases, const 
                 member.phase(sizes[phase], [&](int64_t piece) {
                     const bool is_in_order = (phase == 0 || done[phase - 1] == sizes[phase - 1]) &&
                                              (phase + 1 == num_phases || done[phase + 1] == 0);
-                    const bool is_member = member.index() >= 0 && member.index() < team->num_threads();
+                    const bool is_member = member.index() >= 0 && member.index() < team->num_members();
                     if (!is_in_order || !is_member) violations->fetch_add(1);
                     run_counts[first + piece].fetch_add(1);
                     done[phase].fetch_add(1);
