@@ -1,7 +1,7 @@
 """The next turn of a conversation over real processes: it comes back to the decode worker that holds its pages, and
 only what is new is computed."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,15 @@ async def test_only_new_tokens_of_the_next_turns_are_computed(
     broker = RedisBroker.connect(state.redis_url, MODEL)
     async with Observation(cluster) as observation:
         await observation.until(is_proved, TOLD_S, "each decode worker has answered its canary")
+        num_steps = steps_of(await observation.overview())
         history += (await complete(client, history))["choices"][0]["token_ids"]
         for turn in range(3):
+            num_steps += NUM_ANSWER - 1
+            # A turn before that goes elsewhere, perhaps: its worker seems to have the last turn's work still.
+            await observation.until(
+                have_finished(num_steps), TOLD_S, "the last turn is told to be over"
+            )
+            num_steps = steps_of(await observation.overview())
             await until_told(broker, history[:-1])  # the last token of an answer was never computed
             num_kept = (len(history) - 1) // BLOCK_SIZE * BLOCK_SIZE
             prompt = [*history, *(10 + turn + number % 31 for number in range(NUM_NEW))]
@@ -98,6 +105,16 @@ def is_proved(overview: Overview) -> bool:
     """Whether the only canaries of the test are over."""
     decode = [state.load for state in overview.workers if state.record.role is Role.DECODE]
     return len(decode) == 2 and all(load.num_steps > 1 for load in decode) and is_idle(overview)
+
+
+def steps_of(overview: Overview) -> int:
+    """Return how many steps the decode workers have told of."""
+    return sum(state.load.num_steps for state in overview.workers if state.record.role is Role.DECODE)
+
+
+def have_finished(num_steps: int) -> Callable[[Overview], bool]:
+    """Return whether the decode workers have told of so many steps, and that nothing is left to do."""
+    return lambda overview: steps_of(overview) >= num_steps and is_idle(overview)
 
 
 async def until_told(broker: RedisBroker, ids: list[int]) -> None:

@@ -76,8 +76,9 @@ async def test_a_watch_tells_changes_until_the_listener_leaves(gateway: RpcGatew
 
 async def test_watches_are_few(gateway: RpcGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "MAX_WATCHES", 1)
-    first, second = (HealthStub(gateway.channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(2))
+    first = HealthStub(gateway.channel).Watch(health_pb2.HealthCheckRequest())
     assert (await first.read()).status == SERVING
+    second = HealthStub(gateway.channel).Watch(health_pb2.HealthCheckRequest())
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await second.read()
     assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -97,7 +98,8 @@ async def test_a_child_that_leaves_at_once_is_started_again_ever_later(tmp_path:
 
 async def test_a_settled_child_that_cannot_be_spawned_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
     with (tmp_path / "lent").open("w") as file:
-        lent = fcntl.fcntl(file, fcntl.F_DUPFD, 500)  # a number that nobody else is given meanwhile
+        # A number that nobody else is given meanwhile: the system gives the lowest ones that are free.
+        lent = fcntl.fcntl(file, fcntl.F_DUPFD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 9)
     os.close(lent)  # what it should inherit is not there: the system refuses to start it
     async with watched_supervisor(tmp_path) as watched:
         gateway = dataclasses.replace(spec("gateway-0", WAITS, ChildRole.GATEWAY), descriptors=(lent,))
