@@ -17,6 +17,8 @@ TEST_TIMEOUT_S = 60
 
 RUN_TIMEOUT_S = 600
 
+_LIBRARIES = "kernels/native/lib"
+
 _SOME_FAILED = 1
 """Exit code of pytest; those above mean that the tests did not run as asked."""
 
@@ -56,6 +58,8 @@ class Workshop:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, target)
+        self._sound_libraries = root / _LIBRARIES
+        self._take_sound_libraries()
 
     def try_out(self, plant: Plant) -> Report:
         """Plant a bug, run its tests, take it out again."""
@@ -64,11 +68,15 @@ class Workshop:
         sound = path.read_bytes()
         try:
             plant.apply(self._folder)
+            if _is_native(plant):
+                self._build_libraries()
             verdict, details = self._judge(plant)
         except RottenPlant as error:
             verdict, details = Verdict.BROKEN, str(error)
         finally:
             path.write_bytes(sound)
+            if _is_native(plant):
+                self._take_sound_libraries()
         return Report(plant, verdict, time.monotonic() - started, details)
 
     def run(self, tests: Iterable[str]) -> tuple[int, str]:
@@ -85,19 +93,33 @@ class Workshop:
         }
         command = [sys.executable, "-m", "pytest", *options, "--hypothesis-seed=0", *tests]
         try:
-            done = subprocess.run(
-                command,
-                cwd=self._folder,
-                env=environment,
-                timeout=RUN_TIMEOUT_S,
-                check=False,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            done = self._call(command, environment)
         except subprocess.TimeoutExpired:
             return 2, f"the tests took longer than {RUN_TIMEOUT_S} s"
         return done.returncode, done.stdout
+
+    def _call(self, command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self._folder,
+            env=environment,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def _build_libraries(self) -> None:
+        """Compile what was planted, before the clock of a test runs. Raises `RottenPlant`."""
+        environment = {**os.environ, "PYTHONPATH": str(self._folder)}
+        done = self._call([sys.executable, "-m", "kernels.native.compiler"], environment)
+        if done.returncode:
+            raise RottenPlant(done.stdout)
+
+    def _take_sound_libraries(self) -> None:
+        if self._sound_libraries.is_dir():
+            shutil.copytree(self._sound_libraries, self._folder / _LIBRARIES, dirs_exist_ok=True)
 
     def _judge(self, plant: Plant) -> tuple[Verdict, str]:
         code, output = self.run(plant.tests)
@@ -107,6 +129,10 @@ class Workshop:
         if survived:
             return Verdict.SURVIVED, "\n".join([f"passes in spite of it: {test}" for test in survived])
         return Verdict.KILLED, ""
+
+
+def _is_native(plant: Plant) -> bool:
+    return plant.file.startswith("kernels/") and plant.file.endswith((".h", ".cpp"))
 
 
 def _has_failed(test: str, output: str) -> bool:
