@@ -84,9 +84,7 @@ async def test_only_new_tokens_of_the_next_turns_are_computed(
         for turn in range(3):
             num_steps += NUM_ANSWER - 1
             # A turn before that goes elsewhere, perhaps: its worker seems to have the last turn's work still.
-            await observation.until(
-                have_finished(num_steps), TOLD_S, "the last turn is told to be over"
-            )
+            await observation.until(have_finished(num_steps), TOLD_S, "the last turn is told to be over")
             num_steps = steps_of(await observation.overview())
             await until_told(broker, history[:-1])  # the last token of an answer was never computed
             num_kept = (len(history) - 1) // BLOCK_SIZE * BLOCK_SIZE
