@@ -164,5 +164,5 @@ clean: ## remove caches and build outputs
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-distclean: clean ## also remove .venv
-	@rm -rf .venv
+distclean: clean ## also remove .venv and the compiled kernels
+	@rm -rf .venv kernels/native/lib

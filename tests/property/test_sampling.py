@@ -1,8 +1,8 @@
 """Whatever logits, demands and neighbours a row has, its token is one that the plain reference could have drawn, and it
 has none exactly when nothing is left.
 
-Kills the planted bugs bad-logits-behind-a-mask, bad-logits-behind-a-native-mask, bias-ignored,
-bias-outside-the-vocabulary, mask-ignored and stop-id-outside-the-vocabulary.
+Kills the planted bugs bad-logits-behind-a-mask, bias-ignored, bias-outside-the-vocabulary, mask-ignored and
+stop-id-outside-the-vocabulary.
 """
 
 import math
