@@ -6,6 +6,8 @@ Pure values, safe to import anywhere; `hf_config` and `gguf_config` read them fr
 from dataclasses import dataclass
 from typing import Literal
 
+from common.cache.layout import KVLayout
+
 SUPPORTED = "supported today: LlamaForCausalLM from Hugging Face directories, architecture 'llama' from GGUF files"
 
 
@@ -47,3 +49,7 @@ class ModelConfig:
     tie_embeddings: bool
     attention_bias: bool = False
     mlp_bias: bool = False
+
+    def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
+        """Return the layout of this model's pages; `dtype` as in `KVLayout`."""
+        return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype)

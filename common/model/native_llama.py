@@ -77,13 +77,7 @@ class NativeLlama:
 
     def layout(self, block_size: int) -> KVLayout:
         """Return the layout of this model's pages."""
-        return KVLayout(
-            num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            block_size=block_size,
-            dtype=str(self.dtype).removeprefix("torch."),
-        )
+        return self.config.kv_layout(block_size, str(self.dtype).removeprefix("torch."))
 
     def forward(self, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
         """Write keys and values of the batch's tokens into `pages`; return hidden states [num_wanted, hidden_size].

@@ -67,7 +67,7 @@ def lay_foundation(settings: EngineSettings, epoch: Epoch) -> Foundation:
     device = _device(settings.device)
     kernels = choose_kernels(settings.kernels, device.type)
     dtype_name = _dtype_name(settings.dtype, device)
-    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name)
+    layout = config.kv_layout(settings.block_size, dtype_name)
     max_context = _max_context(settings, config)
     num_blocks = _num_blocks(settings, layout, max_context)
     mark = fingerprint(checkpoint.model_hash(), config, layout)

@@ -63,7 +63,6 @@ class NativeDecoder:
         borrowed: BorrowedCores | None = None,
     ) -> None:
         assert num_threads >= 1, num_threads
-        self._borrowed = borrowed
         cores = borrowed.cores if borrowed else ()
         self.shape = shape
         self.weights = weights
@@ -78,7 +77,7 @@ class NativeDecoder:
             len(cores),
             borrowed.board.address if borrowed else None,
         )
-        self._finalizer = weakref.finalize(self, _delete, self._functions, self._handle, weights)
+        self._finalizer = weakref.finalize(self, _delete, self._functions, self._handle, (weights, borrowed))
 
     def close(self) -> None:
         """End the threads; idempotent. No call is in progress or follows."""
@@ -169,8 +168,8 @@ class NativeDecoder:
         assert all(tensor.is_contiguous() for tensor in (*integers, cos, sin, pages))
 
 
-def _delete(functions: ctypes.CDLL, handle: int, _weights: DecoderWeights) -> None:
-    """Called when the decoder is gone; the weights are kept until then."""
+def _delete(functions: ctypes.CDLL, handle: int, _kept: object) -> None:
+    """Called when the decoder is gone; what its threads read is kept until then."""
     functions.tandem_decoder_delete(handle)
 
 
