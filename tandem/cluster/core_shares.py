@@ -16,7 +16,8 @@ class CoreShare:
 
 
 MAX_BORROWED = 8
-"""A worker wakes a thread on each of these cores for every step, which takes about 5 us of the step."""
+"""A worker wakes a thread on each of these cores for every step, so that many more would delay it. Not tuned: measured
+on two cores only."""
 
 
 def share_cores(cores: Sequence[int], num_usable: int, num_workers: int, num_threads: int | None) -> list[CoreShare]:
